@@ -1,0 +1,1 @@
+"""An emulator of RDNA machine code."""

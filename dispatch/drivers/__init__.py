@@ -1,0 +1,1 @@
+"""Drivers behind one protocol: NVIDIA through cuda-python, AMD through hip-python."""

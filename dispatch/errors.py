@@ -1,0 +1,73 @@
+"""Every error that Gristmill raises: one class per mistake, each message with what was found and what would work."""
+
+
+class GristmillError(Exception):
+    """Base of all errors below."""
+
+
+class ArgumentError(GristmillError, ValueError):
+    """A tensor or value given to a public function breaks its contract."""
+
+
+class ShapeError(ArgumentError):
+    """A tensor has the wrong rank or extent."""
+
+
+class DTypeError(ArgumentError):
+    """A tensor has a dtype that the function does not take."""
+
+
+class StrideError(ArgumentError):
+    """A tensor's inner stride is not one element, or its rows overlap where they must not."""
+
+
+class DeviceMismatchError(ArgumentError):
+    """Tensors of one call lie on different devices."""
+
+
+class FormulaError(GristmillError, ValueError):
+    """A formula of a manifest is not in the formula language, or cannot be evaluated."""
+
+
+class CheckpointError(GristmillError):
+    """A checkpoint file is damaged, cut short, or holds what the reader does not support."""
+
+
+class PackError(GristmillError):
+    """Base of what can be wrong with a pack."""
+
+
+class NoPackError(PackError):
+    """No installed pack serves the device."""
+
+
+class ManifestError(PackError):
+    """A manifest is not valid."""
+
+
+class PackSchemaError(ManifestError):
+    """A manifest has a schema number that this dispatcher does not read."""
+
+
+class DamagedPackError(PackError):
+    """A code object is missing, cut short or altered."""
+
+
+class NoKernelError(GristmillError):
+    """No entry of the pack covers the problem; the message has one reason per candidate."""
+
+
+class DriverError(GristmillError):
+    """A driver call failed; the message names the call, the driver's text, the symbol and the arch."""
+
+
+class NoDriverError(GristmillError):
+    """The driver library or its Python package cannot be loaded."""
+
+
+class NoDeviceError(GristmillError):
+    """The driver works but sees no such device."""
+
+
+class NotLoadedError(GristmillError):
+    """A kernel would have to be loaded during stream capture; `preload` was not called."""

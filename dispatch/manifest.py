@@ -1,0 +1,308 @@
+"""The manifest of a pack: all that select, load and launch need to know, as data.
+
+`Manifest.parse` takes untrusted bytes and raises ManifestError or PackSchemaError for whatever is wrong with them;
+`Manifest.dump` is its inverse and gives the same bytes for the same content. The format is described in
+docs/pack-format.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.errors import FormulaError, ManifestError, PackSchemaError
+from gristmill.formula import Formula
+from gristmill.problem import DTYPES, OP_W4A16_GEMM
+
+SCHEMA = 1
+MAX_BYTES = 16 * 2**20
+
+OBJECT_KINDS = ("hsaco", "cubin")
+
+# What an argument of a kernel can be. "null" is a pointer that the compiler added and that stays null.
+ARGUMENT_TYPES = ("pointer", "int32", "int64", "null")
+ARGUMENT_NAMES = (
+    "x", "qweight", "scales", "zero_points", "bias", "out",
+    "M", "N", "K", "group_size", "num_groups",
+    "x_row_stride", "qweight_row_stride", "scales_row_stride", "out_row_stride",
+)  # fmt: skip
+
+PROBLEM_NAMES = frozenset({"M", "N", "K", "group_size", "num_groups", "alignment", "has_bias"})
+DEVICE_NAMES = frozenset({"lds_bytes", "multiprocessor_count"})
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    name: str  # one of ARGUMENT_NAMES; free for type "null"
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What must hold for an entry to be right; selection never takes an entry whose needs do not hold."""
+
+    dtype: str
+    zero_points: bool
+    conditions: tuple[Formula, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kernel of one code object."""
+
+    name: str
+    op: str
+    symbol: str
+    object: str  # sha256 of the code object, its file name without suffix
+    source: str  # file of the kernel's source, for people
+    arguments: tuple[Argument, ...]
+    grid: tuple[Formula, Formula, Formula]  # in blocks
+    block: tuple[int, int, int]  # in threads
+    static_shared_bytes: int
+    dynamic_shared_bytes: Formula
+    needs: Needs
+    roundings: int  # roundings to the activation dtype that a product passes on its way to the output
+    weights_in_dtype: bool  # (q - z) * s is rounded to the activation dtype before the multiplication
+    resources: Mapping[str, int]  # registers, spills, ...: read from the code object
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the policy: where `when` holds, take the first of `entries` whose needs hold."""
+
+    when: Formula
+    entries: tuple[str, ...]
+    origin: str  # "measured on NVIDIA H200", "table for gfx1201, not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    arch: str
+    kind: str  # "hsaco" or "cubin"
+    version: str  # of the distribution that built it
+    compilers: Mapping[str, str]
+    source_digest: str
+    entries: Mapping[str, Entry]
+    policy: tuple[Rule, ...]
+
+    @staticmethod
+    def parse(data: bytes, origin: str = "manifest") -> Manifest:
+        """Check and read a manifest.
+
+        Raises
+        ------
+        PackSchemaError : a schema number that this version does not read
+        ManifestError : anything else that is wrong; the message names `origin` and the field
+        """
+        return _Reader(origin).manifest(data)
+
+    def dump(self) -> bytes:
+        """The manifest as canonical JSON."""
+        document = {
+            "schema": SCHEMA,
+            "arch": self.arch,
+            "kind": self.kind,
+            "version": self.version,
+            "compilers": dict(self.compilers),
+            "source_digest": self.source_digest,
+            "entries": [_entry_document(entry) for entry in self.entries.values()],
+            "policy": [
+                {"when": rule.when.text, "entries": list(rule.entries), "origin": rule.origin} for rule in self.policy
+            ],
+        }
+        return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode()
+
+
+def _entry_document(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "op": entry.op,
+        "symbol": entry.symbol,
+        "object": entry.object,
+        "source": entry.source,
+        "arguments": [[argument.name, argument.type] for argument in entry.arguments],
+        "grid": [formula.text for formula in entry.grid],
+        "block": list(entry.block),
+        "static_shared_bytes": entry.static_shared_bytes,
+        "dynamic_shared_bytes": entry.dynamic_shared_bytes.text,
+        "needs": {
+            "dtype": entry.needs.dtype,
+            "zero_points": entry.needs.zero_points,
+            "conditions": [formula.text for formula in entry.needs.conditions],
+        },
+        "roundings": entry.roundings,
+        "weights_in_dtype": entry.weights_in_dtype,
+        "resources": dict(entry.resources),
+    }
+
+
+class _Reader:
+    """Reads one manifest; every failure names where in it the fault lies."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+
+    def fail(self, where: str, what: str) -> ManifestError:
+        return ManifestError(f"{self.origin}: {where}: {what}")
+
+    def manifest(self, data: bytes) -> Manifest:
+        if len(data) > MAX_BYTES:
+            raise self.fail("file", f"{len(data)} bytes, more than {MAX_BYTES}")
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise self.fail("file", f"not JSON: {error}") from None
+        if not isinstance(document, dict):
+            raise self.fail("file", "not a JSON object")
+        schema = document.get("schema")
+        if type(schema) is not int:
+            raise self.fail("schema", f"must be an integer, got {schema!r}")
+        if schema != SCHEMA:
+            older, action = (schema < SCHEMA, "rebuild or upgrade the pack")
+            if not older:
+                action = "upgrade gristmill: pip install --upgrade gristmill"
+            raise PackSchemaError(
+                f"{self.origin}: schema {schema} is {'older' if older else 'newer'} than schema {SCHEMA}, "
+                f"which this gristmill reads; {action}"
+            )
+        entries = {}
+        for index, row in enumerate(self.field(document, "entries", list, "manifest")):
+            entry = self.entry(row, f"entries[{index}]")
+            if entry.name in entries:
+                raise self.fail(f"entries[{index}]", f"second entry of the name {entry.name!r}")
+            entries[entry.name] = entry
+        rows = self.field(document, "policy", list, "manifest")
+        kind = self.field(document, "kind", str, "manifest")
+        if kind not in OBJECT_KINDS:
+            raise self.fail("kind", f"must be one of {', '.join(OBJECT_KINDS)}, got {kind!r}")
+        return Manifest(
+            arch=self.name(document, "arch", "manifest"),
+            kind=kind,
+            version=self.field(document, "version", str, "manifest"),
+            compilers=self.mapping(document, "compilers", str, "manifest"),
+            source_digest=self.digest(document, "source_digest", "manifest"),
+            entries=entries,
+            policy=tuple(self.rule(row, f"policy[{index}]", entries) for index, row in enumerate(rows)),
+        )
+
+    def entry(self, row: Any, where: str) -> Entry:
+        row = self.object(row, where)
+        name = self.name(row, "name", where)
+        where = f"{where} ({name})"
+        op = self.field(row, "op", str, where)
+        if op != OP_W4A16_GEMM:
+            raise self.fail(where, f"op must be {OP_W4A16_GEMM!r}, got {op!r}")
+        block = tuple(self.count(value, f"{where} block", 1, 1024) for value in self.triple(row, "block", where))
+        if block[0] * block[1] * block[2] > 1024:
+            raise self.fail(where, f"block {block} has more than 1024 threads")
+        grid = tuple(
+            self.formula(text, f"{where} grid", PROBLEM_NAMES | DEVICE_NAMES) for text in self.triple(row, "grid", where)
+        )
+        needs = self.object(self.field(row, "needs", dict, where), where)
+        dtype = self.field(needs, "dtype", str, where)
+        if dtype not in DTYPES:
+            raise self.fail(where, f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        return Entry(
+            name=name,
+            op=op,
+            symbol=self.name(row, "symbol", where),
+            object=self.digest(row, "object", where),
+            source=self.field(row, "source", str, where),
+            arguments=tuple(self.argument(value, where) for value in self.field(row, "arguments", list, where)),
+            grid=grid,  # type: ignore[arg-type]
+            block=block,  # type: ignore[arg-type]
+            static_shared_bytes=self.count(row.get("static_shared_bytes"), f"{where} static_shared_bytes", 0, 2**20),
+            dynamic_shared_bytes=self.formula(
+                row.get("dynamic_shared_bytes"), f"{where} dynamic_shared_bytes", PROBLEM_NAMES | DEVICE_NAMES
+            ),
+            needs=Needs(
+                dtype=dtype,
+                zero_points=self.field(needs, "zero_points", bool, where),
+                conditions=tuple(
+                    self.formula(text, f"{where} needs", PROBLEM_NAMES | DEVICE_NAMES)
+                    for text in self.field(needs, "conditions", list, where)
+                ),
+            ),
+            roundings=self.count(row.get("roundings"), f"{where} roundings", 1, 16),
+            weights_in_dtype=self.field(row, "weights_in_dtype", bool, where),
+            resources=self.mapping(row, "resources", int, where),
+        )
+
+    def argument(self, value: Any, where: str) -> Argument:
+        if not (isinstance(value, list) and len(value) == 2 and all(isinstance(item, str) for item in value)):
+            raise self.fail(where, f"an argument is [name, type], got {value!r}")
+        name, type_ = value
+        if type_ not in ARGUMENT_TYPES:
+            raise self.fail(where, f"argument {name!r}: type must be one of {', '.join(ARGUMENT_TYPES)}, got {type_!r}")
+        if type_ != "null" and name not in ARGUMENT_NAMES:
+            raise self.fail(where, f"unknown argument {name!r}")
+        return Argument(name, type_)
+
+    def rule(self, row: Any, where: str, entries: Mapping[str, Entry]) -> Rule:
+        row = self.object(row, where)
+        names = self.field(row, "entries", list, where)
+        for name in names:
+            if not isinstance(name, str) or name not in entries:
+                raise self.fail(where, f"names an entry that is not there: {name!r}")
+        return Rule(
+            when=self.formula(row.get("when"), f"{where} when", PROBLEM_NAMES | DEVICE_NAMES),
+            entries=tuple(names),
+            origin=self.field(row, "origin", str, where),
+        )
+
+    def object(self, value: Any, where: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.fail(where, f"must be an object, got {type(value).__name__}")
+        return value
+
+    def field(self, row: dict[str, Any], name: str, type_: type, where: str) -> Any:
+        value = row.get(name)
+        if type(value) is not type_:
+            raise self.fail(where, f"{name} must be a {type_.__name__}, got {type(value).__name__}")
+        return value
+
+    def name(self, row: dict[str, Any], name: str, where: str) -> str:
+        value = self.field(row, name, str, where)
+        if not _NAME.fullmatch(value):
+            raise self.fail(where, f"{name} must be letters, digits, '_' and '.', got {value[:80]!r}")
+        return value
+
+    def digest(self, row: dict[str, Any], name: str, where: str) -> str:
+        value = self.field(row, name, str, where)
+        if not _DIGEST.fullmatch(value):
+            raise self.fail(where, f"{name} must be a sha256 in hex, got {value[:80]!r}")
+        return value
+
+    def triple(self, row: dict[str, Any], name: str, where: str) -> list[Any]:
+        value = self.field(row, name, list, where)
+        if len(value) != 3:
+            raise self.fail(where, f"{name} must have 3 items, got {len(value)}")
+        return value
+
+    def count(self, value: Any, where: str, least: int, most: int) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise self.fail(where, f"must be an integer from {least} to {most}, got {value!r}")
+        return value
+
+    def mapping(self, row: dict[str, Any], name: str, type_: type, where: str) -> dict[str, Any]:
+        value = self.field(row, name, dict, where)
+        for key, item in value.items():
+            if type(item) is not type_:
+                raise self.fail(where, f"{name}[{key!r}] must be a {type_.__name__}, got {type(item).__name__}")
+        return value
+
+    def formula(self, text: Any, where: str, names: frozenset[str]) -> Formula:
+        try:
+            formula = Formula(text)
+        except FormulaError as error:
+            raise self.fail(where, str(error)) from None
+        unknown = formula.names - names
+        if unknown:
+            raise self.fail(where, f"formula {text!r} names {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
+        return formula

@@ -1,0 +1,113 @@
+"""Packs on disk: where they are found, how they are read. Read-only; nothing here writes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.device import PACKS_FOR_ARCH
+from gristmill.environment import pack_path
+from gristmill.errors import DamagedPackError, ManifestError, NoPackError
+from gristmill.manifest import Entry, Manifest
+
+NAMESPACE = "gristmill_packs"
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One pack: a folder with `manifest.json`, `objects/` and, once it has been verified, `verified.json`."""
+
+    folder: Path
+    manifest: Manifest
+
+    @staticmethod
+    def open(folder: Path) -> Pack:
+        """Read and check the manifest of `folder`; the code objects are read when they are loaded."""
+        path = folder / "manifest.json"
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ManifestError(f"{path}: {error.strerror}") from None
+        return Pack(folder, Manifest.parse(data, origin=str(path)))
+
+    def read_object(self, entry: Entry) -> bytes:
+        """The bytes of the entry's code object; DamagedPackError unless their sha256 is the manifest's."""
+        path = self.folder / "objects" / f"{entry.object}.{self.manifest.kind}"
+        try:
+            code = path.read_bytes()
+        except OSError as error:
+            raise DamagedPackError(f"{path}: {error.strerror}; reinstall {distribution_name(self.manifest.arch)}") from None
+        digest = hashlib.sha256(code).hexdigest()
+        if digest != entry.object:
+            raise DamagedPackError(
+                f"{path}: {len(code)} bytes with sha256 {digest}, the manifest says {entry.object}; "
+                f"reinstall {distribution_name(self.manifest.arch)}"
+            )
+        return code
+
+    def verified(self) -> Mapping[str, Any]:
+        """Per entry on what it was run and how far it was off; empty where the pack has no record."""
+        path = self.folder / "verified.json"
+        if not path.exists():
+            return {}
+        try:
+            record = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ManifestError(f"{path}: {error}") from None
+        if not isinstance(record, dict) or not isinstance(record.get("entries"), dict):
+            raise ManifestError(f"{path}: must be an object with 'entries'")
+        return record["entries"]
+
+
+def distribution_name(arch: str) -> str:
+    """Name of the wheel that holds the pack of `arch`."""
+    return f"gristmill-{arch}"
+
+
+def pack_folders() -> list[Path]:
+    """Folders of all packs: first those on GRISTMILL_PACK_PATH, then the installed portions of `gristmill_packs`."""
+    roots = list(pack_path())
+    spec = importlib.util.find_spec(NAMESPACE)
+    if spec is not None and spec.submodule_search_locations is not None:
+        roots += [Path(location) for location in spec.submodule_search_locations]
+    folders = []
+    for root in roots:
+        if not root.is_dir():
+            continue
+        folders += sorted(child for child in root.iterdir() if (child / "manifest.json").is_file())
+    return folders
+
+
+def installed_archs() -> list[str]:
+    """Archs of the packs found, by folder name, first found first."""
+    return list(dict.fromkeys(folder.name for folder in pack_folders()))
+
+
+def find_pack(arch: str, folders: Sequence[Path] | None = None) -> Pack:
+    """The pack that serves devices of `arch`.
+
+    Raises
+    ------
+    NoPackError : none is installed; the message has the pip line
+    ManifestError : the pack found cannot be read
+    """
+    folders = pack_folders() if folders is None else folders
+    serving = PACKS_FOR_ARCH.get(arch, ())
+    for pack_arch in serving:
+        for folder in folders:
+            if folder.name == pack_arch:
+                pack = Pack.open(folder)
+                if pack.manifest.arch != pack_arch:
+                    raise ManifestError(f"{folder}: the folder says {pack_arch}, the manifest {pack.manifest.arch}")
+                return pack
+    found = ", ".join(dict.fromkeys(folder.name for folder in folders)) or "none"
+    if not serving:
+        raise NoPackError(f"no pack is made for {arch}; archs served: {', '.join(PACKS_FOR_ARCH)}. Packs found: {found}")
+    raise NoPackError(
+        f"no pack for {arch} is installed; run: pip install {distribution_name(serving[0])}. Packs found: {found}"
+    )

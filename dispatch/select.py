@@ -1,0 +1,105 @@
+"""The choice of a kernel: pure, from problem, device and manifest to an entry and a verdict for each candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gristmill.device import DeviceFacts
+from gristmill.errors import FormulaError, NoKernelError
+from gristmill.formula import Formula
+from gristmill.manifest import Entry, Manifest
+from gristmill.problem import Problem
+
+MAX_GRID = (2**31 - 1, 65535, 65535)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why one entry was taken or not; `reasons` is empty where all its needs hold."""
+
+    entry: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The chosen entry with its launch, the rule that named it, and the verdict on every entry of the pack."""
+
+    entry: Entry
+    grid: tuple[int, int, int]
+    dynamic_shared_bytes: int
+    origin: str
+    is_floor: bool  # the policy's last rule: right, but not chosen for speed
+
+
+def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selection:
+    """Choose an entry: the first rule of the policy that holds and names an entry whose needs hold.
+
+    Raises
+    ------
+    NoKernelError : no rule does; the message has one reason per entry
+    """
+    values = {**problem.names(), **device.names()}
+    for index, rule in enumerate(manifest.policy):
+        if not _holds(rule.when, values):
+            continue
+        for name in rule.entries:
+            entry = manifest.entries[name]
+            if not unmet_needs(entry, problem, device):
+                return Selection(
+                    entry=entry,
+                    grid=_grid(entry, values),
+                    dynamic_shared_bytes=entry.dynamic_shared_bytes(values),
+                    origin=rule.origin,
+                    is_floor=index == len(manifest.policy) - 1,
+                )
+    lines = [f"no {problem.op} kernel for {problem} on {device.arch}"]
+    lines += [f"  {verdict.entry}: {'; '.join(verdict.reasons) or 'no rule names it'}"
+              for verdict in verdicts(problem, device, manifest)]  # fmt: skip
+    raise NoKernelError("\n".join(lines))
+
+
+def verdicts(problem: Problem, device: DeviceFacts, manifest: Manifest) -> list[Verdict]:
+    """The verdict on every entry of the pack, in the manifest's order."""
+    return [Verdict(name, tuple(unmet_needs(entry, problem, device))) for name, entry in manifest.entries.items()]
+
+
+def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str]:
+    """The needs of `entry` that `problem` on `device` does not meet, each as a sentence with the values found."""
+    reasons = []
+    if entry.op != problem.op:
+        reasons.append(f"is for {entry.op}")
+    if entry.needs.dtype != problem.dtype:
+        reasons.append(f"needs {entry.needs.dtype}, got {problem.dtype}")
+    if entry.needs.zero_points != problem.has_zero_points:
+        reasons.append("needs zero points" if entry.needs.zero_points else "takes no zero points")
+    values = {**problem.names(), **device.names()}
+    for condition in entry.needs.conditions:
+        if not _holds(condition, values):
+            found = ", ".join(f"{name}={values[name]}" for name in sorted(condition.names))
+            reasons.append(f"needs {condition.text}, got {found}")
+    threads = entry.block[0] * entry.block[1] * entry.block[2]
+    if threads > device.max_threads_per_block:
+        reasons.append(f"needs {threads} threads a block, the device has {device.max_threads_per_block}")
+    try:
+        shared_bytes = entry.static_shared_bytes + entry.dynamic_shared_bytes(values)
+        grid = _grid(entry, values)
+    except FormulaError as error:
+        return [*reasons, str(error)]
+    if shared_bytes > device.lds_bytes_per_block:
+        reasons.append(f"needs {shared_bytes} bytes of shared memory, the device has {device.lds_bytes_per_block}")
+    if any(not 0 <= blocks <= most for blocks, most in zip(grid, MAX_GRID, strict=True)):
+        reasons.append(f"needs a grid of {grid} blocks, the most is {MAX_GRID}")
+    return reasons
+
+
+def _grid(entry: Entry, values: dict[str, int]) -> tuple[int, int, int]:
+    x, y, z = entry.grid
+    return x(values), y(values), z(values)
+
+
+def _holds(condition: Formula, values: dict[str, int]) -> bool:
+    try:
+        return bool(condition(values))
+    except FormulaError:
+        return False

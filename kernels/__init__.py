@@ -1,0 +1,1 @@
+"""Triton sources, one file a kernel, and the rows of variants to build from them."""
