@@ -1,0 +1,216 @@
+"""The packed weight and its layout "k8x": pack, unpack and validation together.
+
+For W[N, K], w = (q - z) * s, quantised along K:
+
+- `qweight` int32 [N, ceil(K/8)], rows may be padded. Word j of row n holds k = 8j .. 8j+7; value i of the eight sits
+  at bit 4*(i//2) + 16*(i%2). Masking one nibble position of both halves then yields two neighbours in k as a pair of
+  16-bit numbers, which is what packed fp16 arithmetic and tensor-core fragments want.
+- `scales` [N, num_groups] in the activation dtype, num_groups = ceil(K / group_size).
+- `zero_points` None (the zero is 8) or [N, num_groups] in the activation dtype, any real value.
+- `bias` [N] in the activation dtype, or None.
+- `perm` int32 [K] or None: column k of the packed matrix is input feature perm[k] (act-order checkpoints).
+
+One buffer serves every kernel. The nibbles past K in the last word are never read into a result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gristmill.errors import ArgumentError, DTypeError, ShapeError, StrideError
+from gristmill.problem import check_dtype, resolve_group_size
+
+VALUES_PER_WORD = 8
+NIBBLE_SHIFTS = np.array([4 * (i // 2) + 16 * (i % 2) for i in range(VALUES_PER_WORD)], dtype=np.uint32)
+IMPLIED_ZERO_POINT = 8.0
+
+# Rows start at 16-byte borders, so that a lane's widest load never straddles one.
+ROW_WORDS = 4
+
+NUMPY_DTYPES: dict[str, np.dtype] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A 4-bit weight in layout k8x.
+
+    The arrays are all of one kind: numpy arrays on the host (bfloat16 as `ml_dtypes.bfloat16`), or torch tensors or
+    `DeviceArray`s on one device. `K`, `N` and `group_size` are the logical sizes; `group_size` is resolved (K for -1).
+
+    Raises
+    ------
+    ShapeError, DTypeError, StrideError : an array is not what the layout says; the message names it and the rule
+    """
+
+    K: int
+    N: int
+    group_size: int
+    dtype: str
+    qweight: Any  # (N, ceil(K/8)) int32, unit inner stride
+    scales: Any  # (N, num_groups)
+    zero_points: Any = None  # (N, num_groups) or None
+    bias: Any = None  # (N,) or None
+    perm: Any = None  # (K,) int32 or None
+
+    def __post_init__(self) -> None:
+        if self.K < 1 or self.N < 1:
+            raise ShapeError(f"K and N must be at least 1, got K={self.K} N={self.N}")
+        object.__setattr__(self, "group_size", resolve_group_size(self.group_size, self.K))
+        check_dtype(self.dtype, "the weight's dtype")
+        words = -(-self.K // VALUES_PER_WORD)
+        _check_array("qweight", self.qweight, (self.N, words), "int32", "(N, ceil(K/8))")
+        groups = (self.N, self.num_groups)
+        rule = f"(N, ceil(K/group_size)) with K={self.K} group_size={self.group_size}"
+        _check_array("scales", self.scales, groups, self.dtype, rule)
+        if self.zero_points is not None:
+            _check_array("zero_points", self.zero_points, groups, self.dtype, rule)
+        if self.bias is not None:
+            _check_array("bias", self.bias, (self.N,), self.dtype, "(N,)")
+        if self.perm is not None:
+            _check_array("perm", self.perm, (self.K,), "int32", "(K,)")
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.K // self.group_size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a kernel reads of the weight, padding left out."""
+        itemsize = 2
+        words = self.N * -(-self.K // VALUES_PER_WORD)
+        groups = self.N * self.num_groups * (1 if self.zero_points is None else 2)
+        return 4 * words + itemsize * (groups + (0 if self.bias is None else self.N))
+
+    def map(self, convert) -> PackedWeight:
+        """The same weight with `convert` applied to each array that is there."""
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("qweight", "scales", "zero_points", "bias", "perm"):
+            if arrays[name] is not None:
+                arrays[name] = convert(arrays[name])
+        return PackedWeight(**arrays)
+
+
+def pack(
+    q: np.ndarray,
+    scales: np.ndarray,
+    zero_points: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    *,
+    group_size: int,
+    dtype: str | None = None,
+    perm: np.ndarray | None = None,
+) -> PackedWeight:
+    """Pack a quantised weight; the one place where the layout is made.
+
+    Parameters
+    ----------
+    q : (N, K), any integer dtype, values 0..15
+    scales : (N, num_groups), any real dtype; num_groups = ceil(K / group_size)
+    zero_points : like `scales`, or None for 8 everywhere; any real values
+    bias : (N,) or None
+    group_size : input features per scale; -1 for K, else a multiple of 8
+    dtype : "float16" or "bfloat16", to which scales, zero points and bias are rounded; default: the dtype of `scales`
+    perm : (K,) permutation of 0..K-1, or None: column k of `q` belongs to input feature perm[k]
+
+    Returns
+    -------
+    PackedWeight of numpy arrays; rows of `qweight` are padded to a multiple of 16 bytes
+
+    Raises
+    ------
+    ArgumentError : values out of range, a scale that is not finite in `dtype`, or arrays of the wrong shape
+    """
+    q = np.asarray(q)
+    if q.ndim != 2:
+        raise ShapeError(f"q must be (N, K), got shape {q.shape}")
+    if q.dtype.kind not in "iu":
+        raise DTypeError(f"q must be of an integer dtype, got {q.dtype}")
+    N, K = q.shape
+    if q.size and (q.min() < 0 or q.max() > 15):
+        raise ArgumentError(f"q must hold values 0..15, got {int(q.min())}..{int(q.max())}")
+    dtype = check_dtype(str(np.asarray(scales).dtype) if dtype is None else dtype, "dtype")
+    if perm is not None:
+        perm = np.asarray(perm)
+        if perm.shape != (K,) or not np.array_equal(np.sort(perm), np.arange(K)):
+            raise ArgumentError(f"perm must be a permutation of 0..K-1 with K={K}")
+        perm = perm.astype(np.int32)
+    return PackedWeight(
+        K=K,
+        N=N,
+        group_size=group_size,
+        dtype=dtype,
+        qweight=pack_nibbles(q),
+        scales=_rounded("scales", scales, dtype),
+        zero_points=None if zero_points is None else _rounded("zero_points", zero_points, dtype),
+        bias=None if bias is None else _rounded("bias", bias, dtype),
+        perm=perm,
+    )
+
+
+def pack_nibbles(q: np.ndarray) -> np.ndarray:
+    """(N, K) values 0..15 -> int32 (N, ceil(K/8)) in layout k8x, a view of rows padded to 16 bytes."""
+    N, K = q.shape
+    words = -(-K // VALUES_PER_WORD)
+    stride = -(-words // ROW_WORDS) * ROW_WORDS
+    padded = np.zeros((N, stride * VALUES_PER_WORD), dtype=np.uint32)
+    padded[:, :K] = q
+    nibbles = padded.reshape(N, stride, VALUES_PER_WORD) << NIBBLE_SHIFTS
+    return np.bitwise_or.reduce(nibbles, axis=2).view(np.int32)[:, :words]
+
+
+def unpack_nibbles(qweight: np.ndarray, K: int) -> np.ndarray:
+    """Inverse of `pack_nibbles`: int32 (N, ceil(K/8)) -> uint8 (N, K)."""
+    words = np.ascontiguousarray(qweight).view(np.uint32)
+    values = (words[:, :, None] >> NIBBLE_SHIFTS) & 0xF
+    return values.reshape(words.shape[0], -1)[:, :K].astype(np.uint8)
+
+
+def dequantize(weight: PackedWeight) -> np.ndarray:
+    """The weight that a host PackedWeight stands for: float64 (N, K) in the order of the input features."""
+    group = np.arange(weight.K) // weight.group_size
+    q = unpack_nibbles(weight.qweight, weight.K).astype(np.float64)
+    zero_points = IMPLIED_ZERO_POINT
+    if weight.zero_points is not None:
+        zero_points = np.asarray(weight.zero_points).astype(np.float64)[:, group]
+    w = (q - zero_points) * np.asarray(weight.scales).astype(np.float64)[:, group]
+    if weight.perm is None:
+        return w
+    ordered = np.empty_like(w)
+    ordered[:, np.asarray(weight.perm)] = w
+    return ordered
+
+
+def _rounded(name: str, values: np.ndarray, dtype: str) -> np.ndarray:
+    values = np.asarray(values)
+    if values.dtype.kind not in "fiu" and values.dtype != NUMPY_DTYPES["bfloat16"]:
+        raise DTypeError(f"{name} must hold real numbers, got {values.dtype}")
+    with np.errstate(over="ignore"):
+        rounded = values.astype(NUMPY_DTYPES[dtype])
+    finite = np.isfinite(rounded.astype(np.float32))
+    if not finite.all():
+        at = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise ArgumentError(f"{name}{list(at)} = {values[at]} is not finite in {dtype}")
+    return np.ascontiguousarray(rounded)
+
+
+def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: str, rule: str) -> None:
+    found = tuple(getattr(array, "shape", ()))
+    if found != shape:
+        raise ShapeError(f"{name} must have shape {shape} = {rule}, got {found}")
+    found_dtype = str(array.dtype).removeprefix("torch.")
+    if found_dtype != dtype:
+        raise DTypeError(f"{name} must be {dtype}, got {found_dtype}")
+    if shape[-1] > 1 and inner_stride(array) != 1:
+        raise StrideError(f"{name} must have an inner stride of one element, got {inner_stride(array)}")
+
+
+def inner_stride(array: Any) -> int:
+    """Stride of the last dimension in elements, for numpy arrays, torch tensors and `DeviceArray`s."""
+    if isinstance(array, np.ndarray):
+        return array.strides[-1] // array.itemsize
+    strides = array.stride() if callable(getattr(array, "stride", None)) else array.strides
+    return strides[-1]
