@@ -1,0 +1,98 @@
+"""GGUF files: linear layers in Q4_0 and Q4_1, read through the `gguf` package.
+
+A block is 32 values of one row: Q4_0 is a float16 d and 16 bytes, w = d * (q - 8); Q4_1 is float16 d and m and 16
+bytes, w = d * q + m. Byte i holds value i in its low half and value i + 16 in its high half.
+Source: ggml-common.h of llama.cpp, and the GGUF specification.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.checkpoints.affine import AffineWeight, LayerInfo
+from gristmill.checkpoints.gguf_header import check_header
+from gristmill.errors import CheckpointError
+
+BLOCK_VALUES = 32
+# Bytes before the nibbles of a block: the scale, and for Q4_1 the minimum.
+HEADER_BYTES = {"Q4_0": 2, "Q4_1": 4}
+
+# Everything that the gguf package lets through when a file is not what it says.
+_READER_ERRORS = (ValueError, KeyError, IndexError, OverflowError, TypeError, RecursionError, MemoryError, OSError)
+
+
+class GgufCheckpoint:
+    """The 4-bit linear layers of one GGUF file.
+
+    Attributes
+    ----------
+    layers : LayerInfo of every two-dimensional tensor in Q4_0 or Q4_1, by name
+    left_out : names of all other two-dimensional tensors, with their types
+
+    Raises
+    ------
+    CheckpointError : the file is damaged or cut short; a missing `gguf` package is named with its pip line
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            import gguf
+        except ImportError:
+            raise CheckpointError("reading GGUF files needs the gguf package; run: pip install 'gristmill[gguf]'") from None
+        check_header(self.path)
+        try:
+            reader = gguf.GGUFReader(self.path)
+        except _READER_ERRORS as error:
+            raise CheckpointError(
+                f"{self.path}: damaged or cut short, {self.path.stat().st_size} bytes ({type(error).__name__}: {error})"
+            ) from None
+        if reader.byte_order == "S":
+            raise CheckpointError(f"{self.path}: big-endian GGUF files are not supported")
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.layers: dict[str, LayerInfo] = {}
+        self.left_out: dict[str, str] = {}
+        for tensor in reader.tensors:
+            if len(tensor.shape) != 2:
+                continue
+            if tensor.tensor_type.name in HEADER_BYTES:
+                self.layers[tensor.name] = self._info(tensor)
+            else:
+                self.left_out[tensor.name] = tensor.tensor_type.name
+
+    def load(self, name: str) -> AffineWeight:
+        """Read one layer.
+
+        Raises
+        ------
+        CheckpointError : no such tensor, a type that is not supported, or a scale that is not finite
+        """
+        if name not in self._tensors:
+            raise CheckpointError(f"{self.path}: no tensor {name!r}")
+        if name not in self.layers:
+            found = self._tensors[name].tensor_type.name
+            raise CheckpointError(f"{name}: type {found} is not supported; {' and '.join(HEADER_BYTES)} are")
+        info = self.layers[name]
+        blocks = np.asarray(self._tensors[name].data).reshape(info.N, info.K // BLOCK_VALUES, -1)
+        header_bytes = HEADER_BYTES[info.format]
+        header = np.ascontiguousarray(blocks[:, :, :header_bytes]).view("<f2").astype(np.float64)
+        if not np.isfinite(header).all():
+            n, block, _ = (int(i) for i in np.argwhere(~np.isfinite(header))[0])
+            raise CheckpointError(f"{name}: row {n}, block {block}: scale or minimum is not finite")
+        nibbles = blocks[:, :, header_bytes:]
+        q = np.concatenate((nibbles & 0xF, nibbles >> 4), axis=2).reshape(info.N, info.K)
+        return AffineWeight(
+            info=info,
+            q=q,
+            scales=header[:, :, 0],
+            minimums=header[:, :, 1] if info.format == "Q4_1" else None,
+        )
+
+    def _info(self, tensor) -> LayerInfo:
+        K, N = (int(extent) for extent in tensor.shape)
+        if K % BLOCK_VALUES or K < 1 or N < 1:
+            raise CheckpointError(f"{self.path}: {tensor.name}: shape {K} x {N} is not made of blocks of {BLOCK_VALUES}")
+        format_ = tensor.tensor_type.name
+        return LayerInfo(tensor.name, K, N, BLOCK_VALUES, has_zero_points=format_ == "Q4_1", format=format_)

@@ -1,0 +1,47 @@
+"""Command-line options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+from gristmill.device import NOMINAL_DEVICES
+from gristmill.problem import DTYPES
+
+MAX_M = 2**31 - 1
+
+
+def arch_list(text: str) -> list[str]:
+    """ "gfx1151,sm90" -> ["gfx1151", "sm90"]; each a known arch."""
+    archs = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    unknown = [arch for arch in archs if arch not in NOMINAL_DEVICES]
+    if unknown or not archs:
+        raise argparse.ArgumentTypeError(f"unknown arch {', '.join(unknown)!r}; known: {', '.join(NOMINAL_DEVICES)}")
+    return archs
+
+
+def m_range(text: str) -> range:
+    """ "1..512" -> range(1, 513); a single number is a range of one."""
+    first, dots, last = text.partition("..")
+    try:
+        low, high = int(first), int(last if dots else first)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range like 1..512") from None
+    if not 0 < low <= high <= MAX_M:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of positive numbers")
+    return range(low, high + 1)
+
+
+def dtype_list(text: str) -> list[str]:
+    """ "float16,bfloat16" -> both; each an activation dtype."""
+    dtypes = [part.strip() for part in text.split(",") if part.strip()]
+    if not dtypes or not set(dtypes) <= set(DTYPES):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(DTYPES)}")
+    return dtypes
+
+
+def positive(text: str) -> int:
+    """A positive integer."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value

@@ -1,0 +1,160 @@
+import gguf_files
+import numpy as np
+import pytest
+from gristmill.checkpoints.gguf import GgufCheckpoint
+from gristmill.errors import CheckpointError
+from gristmill.packed_weight import dequantize
+
+N, K = 6, 96
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng()
+
+
+def write_q4_1(path, q, d, m):
+    return gguf_files.write(path, {"blk.0.attn_q.weight": (gguf_files.blocks_q4_1(q, d, m), "Q4_1")})
+
+
+def random_q4_1(rng):
+    q = rng.integers(0, 16, (N, K))
+    d = rng.uniform(0.001, 0.1, (N, K // 32)).astype(np.float16)
+    m = rng.uniform(-1, 1, (N, K // 32)).astype(np.float16)
+    return q, d, m
+
+
+def load(path):
+    return GgufCheckpoint(path).load("blk.0.attn_q.weight")
+
+
+def by_definition(q, d, m):
+    group = np.arange(K) // 32
+    return q * d.astype(np.float64)[:, group] + m.astype(np.float64)[:, group]
+
+
+def test_q4_1_is_read_by_its_definition(tmp_path, rng):
+    q, d, m = random_q4_1(rng)
+    weight = load(write_q4_1(tmp_path / "model.gguf", q, d, m))
+    np.testing.assert_array_equal(weight.dense(), by_definition(q, d, m))
+    assert (weight.info.K, weight.info.N, weight.info.group_size) == (K, N, 32)
+    assert weight.info.has_zero_points
+
+
+def test_q4_0_is_read_by_its_definition(tmp_path, rng):
+    q = rng.integers(0, 16, (N, K))
+    d = rng.standard_normal((N, K // 32)).astype(np.float16)
+    path = gguf_files.write(tmp_path / "model.gguf", {"blk.0.attn_q.weight": (gguf_files.blocks_q4_0(q, d), "Q4_0")})
+    weight = load(path)
+    np.testing.assert_array_equal(weight.dense(), by_definition(q, d, -8.0 * d.astype(np.float64)))
+    # Without minimums nothing is rounded: the packed float16 weight is the same number for number.
+    np.testing.assert_array_equal(dequantize(weight.pack("float16")), weight.dense())
+
+
+def test_both_types_agree_with_the_gguf_package(tmp_path, rng):
+    import gguf
+
+    q, d, m = random_q4_1(rng)
+    blocks = gguf_files.blocks_q4_1(q, d, m)
+    theirs = gguf.dequantize(blocks, gguf.GGMLQuantizationType.Q4_1)
+    np.testing.assert_allclose(load(write_q4_1(tmp_path / "model.gguf", q, d, m)).dense(), theirs, rtol=2**-22)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_packing_stays_within_the_rounding_of_scale_and_zero_point(tmp_path, rng, dtype):
+    weight = load(write_q4_1(tmp_path / "model.gguf", *random_q4_1(rng)))
+    error = np.abs(dequantize(weight.pack(dtype)) - weight.dense())
+    assert (error <= weight.conversion_bound(dtype)).all()
+    assert error.max() > 0
+
+
+HARD_BLOCKS = [
+    # d, m: what is special
+    (0.0, 0.5),  # no zero point exists
+    (0.0, -3e-5),  # the same, below float16's normal range
+    (0.0, 0.0),
+    (6e-8, 1.0),  # the zero point is past float16
+    (6e-8, -65504.0),
+    (-6e-8, 7.0),
+    (6e-8, 0.0039),  # just around the largest zero point
+    (1.0, 65504.0),
+    (-0.25, 2.0),  # a negative scale
+    (3.0, 6e-8),  # a zero point below float16's normal range
+    (65504.0, 1.0),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("d", "m"), HARD_BLOCKS)
+def test_hard_block_still_gives_the_right_weight(tmp_path, rng, dtype, d, m):
+    q, scales, minimums = random_q4_1(rng)
+    scales[2, 1], minimums[2, 1] = d, m
+    weight = load(write_q4_1(tmp_path / "model.gguf", q, scales, minimums))
+    packed = dequantize(weight.pack(dtype))
+    np.testing.assert_array_equal(weight.dense(), by_definition(q, scales, minimums))
+    assert np.isfinite(packed).all()
+    assert (np.abs(packed - weight.dense()) <= weight.conversion_bound(dtype)).all()
+    if d == 0 and dtype == "float16":
+        np.testing.assert_array_equal(packed[2, 32:64], np.full(32, float(np.float16(m))))
+
+
+def test_scale_that_is_not_finite_is_refused(tmp_path, rng):
+    q, d, m = random_q4_1(rng)
+    m[4, 2] = np.inf
+    with pytest.raises(CheckpointError, match="row 4, block 2: scale or minimum is not finite"):
+        load(write_q4_1(tmp_path / "model.gguf", q, d, m))
+
+
+def test_type_that_is_not_supported_is_named(tmp_path, rng):
+    tensors = {
+        "blk.0.attn_q.weight": (rng.integers(0, 256, (4, 144), dtype=np.uint8), "Q4_K"),
+        "norm.weight": (rng.standard_normal(8).astype(np.float32), "F32"),
+    }
+    checkpoint = GgufCheckpoint(gguf_files.write(tmp_path / "model.gguf", tensors))
+    assert checkpoint.layers == {}
+    assert checkpoint.left_out == {"blk.0.attn_q.weight": "Q4_K"}
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight: type Q4_K is not supported; Q4_0 and Q4_1 are"):
+        checkpoint.load("blk.0.attn_q.weight")
+    with pytest.raises(CheckpointError, match="no tensor 'lm_head'"):
+        checkpoint.load("lm_head")
+
+
+def test_file_cut_short_anywhere_is_refused(tmp_path, rng):
+    path = write_q4_1(tmp_path / "model.gguf", *random_q4_1(rng))
+    data = path.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in [*range(0, 400, 3), len(data) - N * K // 32 * 20 - 1, len(data) // 2, len(data) - 40]:
+        cut.write_bytes(data[:length])
+        with pytest.raises(CheckpointError, match=r"damaged or cut short|not a GGUF file"):
+            GgufCheckpoint(cut)
+
+
+def test_absurd_counts_are_refused_at_once(tmp_path, rng):
+    data = bytearray(write_q4_1(tmp_path / "model.gguf", *random_q4_1(rng)).read_bytes())
+    for offset in (8, 16):  # the tensor count, the key count
+        absurd = data.copy()
+        absurd[offset : offset + 8] = (2**62).to_bytes(8, "little")
+        path = tmp_path / "absurd.gguf"
+        path.write_bytes(absurd)
+        with pytest.raises(CheckpointError, match="damaged or cut short"):
+            GgufCheckpoint(path)
+
+
+def test_damaged_byte_gives_a_typed_error_or_the_same_kind_of_answer(tmp_path, rng):
+    data = write_q4_1(tmp_path / "model.gguf", *random_q4_1(rng)).read_bytes()
+    path = tmp_path / "damaged.gguf"
+    for offset in range(min(len(data), 300)):
+        damaged = bytearray(data)
+        damaged[offset] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        try:
+            checkpoint = GgufCheckpoint(path)
+            for name in checkpoint.layers:
+                assert np.isfinite(checkpoint.load(name).dense()).all()
+        except CheckpointError:
+            continue
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"nothing\.gguf: No such file"):
+        GgufCheckpoint(tmp_path / "nothing.gguf")

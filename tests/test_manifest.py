@@ -1,0 +1,72 @@
+import json
+
+import pytest
+from gristmill.errors import ManifestError, PackSchemaError
+from gristmill.manifest import Manifest
+from sample_pack import dump, entry, manifest
+
+
+def test_dump_is_the_inverse_of_parse():
+    parsed = Manifest.parse(dump(manifest()))
+    assert Manifest.parse(parsed.dump()) == parsed
+    assert Manifest.parse(parsed.dump()).dump() == parsed.dump()
+    assert json.loads(parsed.dump()) == manifest()
+
+
+def test_newer_schema_is_refused_with_the_pip_line():
+    with pytest.raises(PackSchemaError, match=r"schema 2 is newer than schema 1.*pip install --upgrade gristmill"):
+        Manifest.parse(dump(manifest(schema=2)))
+
+
+def test_older_schema_is_refused():
+    with pytest.raises(PackSchemaError, match="schema 0 is older than schema 1"):
+        Manifest.parse(dump(manifest(schema=0)))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "not a JSON object"),
+        ({}, "schema: must be an integer"),
+        (manifest(schema=True), "schema: must be an integer"),
+        (manifest(kind="ptx"), "kind: must be one of hsaco, cubin"),
+        (manifest(arch="../gfx1151"), "arch must be letters"),
+        (manifest(source_digest="short"), "source_digest must be a sha256"),
+        (manifest(compilers={"triton": 3}), "compilers.*must be a str"),
+        (manifest(entries=None), "entries must be a list"),
+        (manifest(entries=[7]), r"entries\[0\]: must be an object"),
+        (manifest(entries=[entry(), entry()]), "second entry of the name"),
+        (manifest(entries=[entry(object="../../etc/passwd")]), "object must be a sha256"),
+        (manifest(entries=[entry(object="/" + "0" * 63)]), "object must be a sha256"),
+        (manifest(entries=[entry(op="w8a8_gemm")]), "op must be"),
+        (manifest(entries=[entry(block=[32, 64, 1])]), "more than 1024 threads"),
+        (manifest(entries=[entry(block=[0, 1, 1])]), "from 1 to 1024"),
+        (manifest(entries=[entry(block=[32, 1])]), "must have 3 items"),
+        (manifest(entries=[entry(grid=["M", "1", "lambda: 1"])]), "not part of the language"),
+        (manifest(entries=[entry(grid=["M", "1", "password"])]), "names password"),
+        (manifest(entries=[entry(arguments=[["x", "float32"]])]), "type must be one of"),
+        (manifest(entries=[entry(arguments=[["secret", "pointer"]])]), "unknown argument 'secret'"),
+        (manifest(entries=[entry(arguments=["x"])]), "an argument is"),
+        (manifest(entries=[entry(roundings=0)]), "roundings: must be an integer from 1"),
+        (manifest(entries=[entry(static_shared_bytes=-1)]), "static_shared_bytes"),
+        (manifest(entries=[entry(needs={"dtype": "float32", "zero_points": False, "conditions": []})]), "dtype must be"),
+        (manifest(policy=[{"when": "1", "entries": ["nobody"], "origin": ""}]), "names an entry that is not there"),
+        (manifest(policy=[{"when": "M >", "entries": [], "origin": ""}]), "formula"),
+    ],
+)
+def test_wrong_manifest_is_refused(document, message):
+    with pytest.raises(ManifestError, match=message):
+        Manifest.parse(dump(document))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"schema": 1e999}', b"null"])
+def test_what_is_not_json_is_refused(data):
+    with pytest.raises(ManifestError):
+        Manifest.parse(data)
+
+
+def test_cut_short_manifest_is_refused():
+    data = dump(manifest())
+    for length in range(0, len(data), 37):
+        with pytest.raises(ManifestError):
+            Manifest.parse(data[:length])

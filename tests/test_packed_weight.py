@@ -1,0 +1,110 @@
+import ml_dtypes
+import numpy as np
+import pytest
+from gristmill.errors import ArgumentError, DTypeError, ShapeError, StrideError
+from gristmill.packed_weight import PackedWeight, dequantize, pack, pack_nibbles, unpack_nibbles
+
+SHAPES = [(N, K) for N in (1, 7, 8, 24, 72, 136) for K in (1, 7, 8, 72, 128, 577, 2112)]
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng()
+
+
+@pytest.mark.parametrize(("N", "K"), SHAPES)
+def test_unpack_is_the_inverse_of_pack(N, K, rng):
+    q = rng.integers(0, 16, (N, K), dtype=np.uint8)
+    packed = pack_nibbles(q)
+    assert packed.shape == (N, -(-K // 8))
+    assert packed.strides[0] % 16 == 0
+    np.testing.assert_array_equal(unpack_nibbles(packed, K), q)
+
+
+def test_value_i_of_a_word_sits_where_the_layout_says(rng):
+    q = rng.integers(0, 16, (5, 40), dtype=np.uint8)
+    packed = pack_nibbles(q).view(np.uint32)
+    for n in range(5):
+        for k in range(40):
+            i = k % 8
+            assert int(packed[n, k // 8]) >> (4 * (i // 2) + 16 * (i % 2)) & 0xF == q[n, k]
+
+
+def test_one_nibble_position_of_both_halves_is_two_neighbours_in_k():
+    word = int(pack_nibbles(np.arange(8, dtype=np.uint8)[None, :]).view(np.uint32)[0, 0])
+    for pair in range(4):
+        both = (word >> 4 * pair) & 0x000F000F
+        assert (both & 0xFFFF, both >> 16) == (2 * pair, 2 * pair + 1)
+
+
+@pytest.mark.parametrize("group_size", [8, 24, 32, 48, 64, 128, -1])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("with_zero_points", [False, True])
+def test_dequantize_is_the_definition(group_size, dtype, with_zero_points, rng):
+    N, K = 5, 200  # a ragged last group for most sizes
+    size = K if group_size == -1 else group_size
+    groups = -(-K // size)
+    numpy_dtype = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    q = rng.integers(0, 16, (N, K))
+    scales = rng.standard_normal((N, groups)).astype(numpy_dtype)
+    zero_points = rng.uniform(-20, 20, (N, groups)).astype(numpy_dtype) if with_zero_points else None
+    weight = pack(q, scales, zero_points, group_size=group_size, dtype=dtype)
+    found = dequantize(weight)
+    for n in range(N):
+        for k in range(K):
+            zero = 8.0 if zero_points is None else float(zero_points[n, k // size])
+            assert found[n, k] == (int(q[n, k]) - zero) * float(scales[n, k // size])
+
+
+def test_perm_puts_columns_back_in_the_order_of_the_input_features(rng):
+    q = rng.integers(0, 16, (4, 16))
+    perm = rng.permutation(16)
+    scales = np.ones((4, 2), np.float16)
+    packed_order = dequantize(pack(q, scales, group_size=8))
+    np.testing.assert_array_equal(dequantize(pack(q, scales, group_size=8, perm=perm))[:, perm], packed_order)
+
+
+def test_group_size_minus_one_is_resolved_at_once():
+    weight = pack(np.zeros((2, 72), int), np.ones((2, 1), np.float16), group_size=-1)
+    assert (weight.group_size, weight.num_groups) == (72, 1)
+
+
+Q = np.zeros((4, 64), np.uint8)
+S = np.ones((4, 2), np.float16)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ShapeError, r"q must be \(N, K\), got shape \(64,\)", lambda: pack(Q[0], S, group_size=32)),
+        (DTypeError, "q must be of an integer dtype, got float64", lambda: pack(Q * 1.0, S, group_size=32)),
+        (ArgumentError, "q must hold values 0..15, got 16..16", lambda: pack(Q + 16, S, group_size=32)),
+        (ArgumentError, r"q must hold values 0..15, got -1..-1", lambda: pack(Q.astype(int) - 1, S, group_size=32)),
+        (ShapeError, r"scales must have shape \(4, 1\).*K=64 group_size=64, got \(4, 2\)", lambda: pack(Q, S, group_size=64)),
+        (ShapeError, "group_size must be -1, K or a positive multiple of 8, got 12", lambda: pack(Q, S, group_size=12)),
+        (ShapeError, "group_size must be", lambda: pack(Q, S, group_size=0)),
+        (ShapeError, r"zero_points must have shape \(4, 2\)", lambda: pack(Q, S, S[:, :1], group_size=32)),
+        (ShapeError, r"bias must have shape \(4,\) = \(N,\), got \(1, 4\)", lambda: pack(Q, S, None, S[:, 0][None], group_size=32)),
+        (DTypeError, "dtype must be float16 or bfloat16, got float32", lambda: pack(Q, S.astype(np.float32), group_size=32)),
+        (DTypeError, "scales must hold real numbers", lambda: pack(Q, S.astype(complex), group_size=32, dtype="float16")),
+        (ArgumentError, r"scales\[0, 0\] = 100000.0 is not finite in float16", lambda: pack(Q, S * np.float32(1e5), group_size=32, dtype="float16")),
+        (ArgumentError, r"zero_points\[0, 0\] = nan is not finite", lambda: pack(Q, S, S * np.nan, group_size=32)),
+        (ArgumentError, "perm must be a permutation", lambda: pack(Q, S, group_size=32, perm=np.zeros(64, int))),
+        (ShapeError, "K and N must be at least 1", lambda: pack(Q[:0], S[:0], group_size=32)),
+    ],
+)  # fmt: skip
+def test_pack_refuses(error, message, call):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_packed_weight_refuses_arrays_that_are_not_the_layout():
+    good = pack(Q, S, group_size=32)
+    with pytest.raises(DTypeError, match="qweight must be int32, got uint32"):
+        PackedWeight(64, 4, 32, "float16", good.qweight.view(np.uint32), good.scales)
+    with pytest.raises(DTypeError, match="scales must be bfloat16, got float16"):
+        PackedWeight(64, 4, 32, "bfloat16", good.qweight, good.scales)
+    with pytest.raises(StrideError, match="qweight must have an inner stride of one element, got 4"):
+        PackedWeight(64, 4, 32, "float16", np.asfortranarray(good.qweight), good.scales)
+    with pytest.raises(ShapeError, match=r"qweight must have shape \(4, 8\)"):
+        PackedWeight(64, 4, 32, "float16", good.qweight[:, :7], good.scales)

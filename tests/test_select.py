@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import pytest
+from gristmill.device import NOMINAL_DEVICES, nominal_device
+from gristmill.errors import NoDeviceError, NoKernelError
+from gristmill.manifest import Manifest
+from gristmill.problem import Problem
+from gristmill.select import select, verdicts
+from sample_pack import dump, entry, manifest
+
+PROBLEM = Problem("w4a16_gemm", 65, 128, 256, 64, "float16", False, False, 16)
+DEVICE = nominal_device("gfx1151")
+
+
+def parse(*entries, policy=None):
+    policy = policy or [{"when": "1", "entries": [row["name"] for row in entries], "origin": "table"}]
+    return Manifest.parse(dump(manifest(entries=list(entries), policy=policy)))
+
+
+def test_select_gives_the_launch():
+    selection = select(PROBLEM, DEVICE, parse(entry()))
+    assert selection.entry.name == entry()["name"]
+    assert selection.grid == (2 * 2, 1, 1)
+    assert selection.dynamic_shared_bytes == 2 * 64 * 256
+    assert selection.is_floor
+
+
+def test_first_rule_that_holds_wins_and_carries_its_origin():
+    rules = [
+        {"when": "M <= 16", "entries": ["small"], "origin": "for small M"},
+        {"when": "K == 256 and N == 128", "entries": ["exact"], "origin": "exact shape"},
+        {"when": "1", "entries": ["floor"], "origin": "floor"},
+    ]
+    pack = parse(entry(name="small"), entry(name="exact"), entry(name="floor"), policy=rules)
+    assert select(PROBLEM, DEVICE, pack).origin == "exact shape"
+    assert not select(PROBLEM, DEVICE, pack).is_floor
+    assert select(replace(PROBLEM, M=16), DEVICE, pack).entry.name == "small"
+    assert select(replace(PROBLEM, K=512), DEVICE, pack).is_floor
+
+
+def test_rule_falls_through_to_the_first_entry_whose_needs_hold():
+    strict = entry(name="strict", needs={"dtype": "float16", "zero_points": False, "conditions": ["group_size % 128 == 0"]})
+    pack = parse(strict, entry(name="lenient"))
+    assert select(PROBLEM, DEVICE, pack).entry.name == "lenient"
+    assert select(replace(PROBLEM, group_size=128), DEVICE, pack).entry.name == "strict"
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (replace(PROBLEM, dtype="bfloat16"), "needs float16, got bfloat16"),
+        (replace(PROBLEM, has_zero_points=True), "takes no zero points"),
+        (replace(PROBLEM, group_size=24), "needs group_size % 32 == 0 or group_size >= K, got K=256, group_size=24"),
+        (replace(PROBLEM, alignment=2), "needs alignment % 16 == 0, got alignment=2"),
+        (replace(PROBLEM, K=1024), "needs 131072 bytes of shared memory, the device has 65536"),
+        (replace(PROBLEM, M=2**31 - 1, N=2**31 - 1), "needs a grid of"),
+    ],
+)
+def test_refusal_says_what_was_needed_and_found(problem, reason):
+    with pytest.raises(NoKernelError, match="no w4a16_gemm kernel for M="):
+        select(problem, DEVICE, parse(entry()))
+    (verdict,) = verdicts(problem, DEVICE, parse(entry()))
+    assert any(found.startswith(reason) for found in verdict.reasons)
+
+
+def test_shared_memory_is_judged_by_the_devices_own_limit():
+    pack = parse(entry())
+    problem = replace(PROBLEM, K=1024)
+    assert select(problem, replace(DEVICE, lds_bytes_per_block=131072), pack).dynamic_shared_bytes == 131072
+    with pytest.raises(NoKernelError):
+        select(problem, replace(DEVICE, lds_bytes_per_block=131071), pack)
+
+
+def test_threads_are_judged_by_the_devices_own_limit():
+    with pytest.raises(NoKernelError, match="needs 128 threads a block, the device has 64"):
+        select(PROBLEM, replace(DEVICE, max_threads_per_block=64), parse(entry()))
+
+
+def test_formula_that_fails_for_a_problem_is_a_reason_not_a_crash():
+    pack = parse(entry(grid=["M // (K - 256)", "1", "1"]))
+    with pytest.raises(NoKernelError, match="cannot be evaluated"):
+        select(PROBLEM, DEVICE, pack)
+
+
+def test_unknown_arch_is_refused_by_name():
+    with pytest.raises(NoDeviceError, match="unknown arch 'gfx906'; known: gfx1151"):
+        nominal_device("gfx906")
+    assert set(NOMINAL_DEVICES) >= {"gfx1151", "gfx1201", "sm80", "sm90"}
