@@ -1,0 +1,180 @@
+"""From rows and compiled objects to a pack on disk: `manifest.json` and `objects/<sha256>.<kind>`.
+
+The same rows and objects give the same bytes. A pack that would not change is left as it is, with its record of
+verification; where entries did change, the record keeps what was found about the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gristmill
+from gristmill.aot.code_object import build_machine_folders, check_object, check_paths
+from gristmill.aot.compile_triton import CompiledObject, argument_layout
+from gristmill.aot.errors import BuildError, ObjectError
+from gristmill.aot.sources import Rows, rows_digest, source_path
+from gristmill.aot.targets import Target
+from gristmill.errors import FormulaError, ManifestError, PackError
+from gristmill.formula import Formula
+from gristmill.kernels.variant import TritonVariant
+from gristmill.manifest import Entry, Manifest, Needs, Rule
+from gristmill.packs import Pack
+
+
+def make_manifest(target: Target, rows: Rows, compiled: Mapping[str, CompiledObject]) -> Manifest:
+    """The manifest of `rows`, whose objects are `compiled` by variant name, checked by reading it back.
+
+    Raises
+    ------
+    BuildError : a row does not make a valid entry, or the objects come from different compilers
+    ObjectError : an object is not what its row says
+    """
+    compilers: dict[str, str] = {}
+    entries = {}
+    for variant in rows.variants:
+        result = compiled[variant.name]
+        for compiler, version in result.compilers.items():
+            if compilers.setdefault(compiler, version) != version:
+                raise BuildError(f"{target.arch}: objects of {compiler} {compilers[compiler]} and {version} in one pack")
+        entries[variant.name] = _entry(target, variant, result)
+    try:
+        manifest = Manifest(
+            arch=target.arch,
+            kind=target.kind,
+            version=gristmill.__version__,
+            compilers=compilers,
+            source_digest=rows_digest(rows),
+            entries=entries,
+            policy=tuple(Rule(Formula(row.when), row.variants, row.origin) for row in rows.policy),
+        )
+        data = manifest.dump()
+        parsed = Manifest.parse(data, f"manifest of {target.arch}")
+    except (FormulaError, ManifestError) as error:
+        raise BuildError(f"{target.arch}: {error}") from None
+    if parsed.dump() != data:
+        raise BuildError(f"{target.arch}: the manifest does not survive being read and written")
+    check_paths(data, f"the manifest of {target.arch}", build_machine_folders())
+    return parsed
+
+
+def write_pack(folder: Path, manifest: Manifest, compiled: Mapping[str, CompiledObject]) -> bool:
+    """Write the pack to `folder`, replacing what is there; False when it was there already, byte for byte.
+
+    The new pack is complete before the old one goes; between two renames there is none.
+    """
+    objects = {manifest.entries[name].object: result.code for name, result in compiled.items()}
+    data = manifest.dump()
+    if _is_same(folder, manifest, data, objects):
+        return False
+    verified = _kept_verification(folder, manifest)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        new, old = temporary / "new", temporary / "old"
+        (new / "objects").mkdir(parents=True)
+        for digest, code in sorted(objects.items()):
+            _write(new / "objects" / f"{digest}.{manifest.kind}", code)
+        _write(new / "manifest.json", data)
+        if verified is not None:
+            _write(new / "verified.json", (json.dumps(verified, indent=1, sort_keys=True) + "\n").encode())
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def check_pack(folder: Path) -> Pack:
+    """Open the pack in `folder` and check all of it: each object there, whole and for the pack's arch, no other file.
+
+    Raises
+    ------
+    PackError : the manifest or an object is missing or damaged
+    ObjectError : an object is not what its entry says, or a file does not belong
+    """
+    pack = Pack.open(folder)
+    manifest = pack.manifest
+    if folder.name != manifest.arch:
+        raise ObjectError(f"{folder} holds the pack of {manifest.arch}")
+    if not manifest.entries:
+        raise ObjectError(f"{folder}: the pack has no entries")
+    for entry in manifest.entries.values():
+        code = pack.read_object(entry)
+        target = Target(manifest.arch, "", "", 32, manifest.kind)
+        check_object(code, target, entry.symbol, entry.arguments, entry.block[0] * entry.block[1] * entry.block[2])
+    expected = {f"objects/{entry.object}.{manifest.kind}" for entry in manifest.entries.values()}
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    extra = found - expected - {"manifest.json", "verified.json"}
+    if extra:
+        raise ObjectError(f"{folder}: files that no entry names: {', '.join(sorted(extra))}")
+    return pack
+
+
+def _entry(target: Target, variant: TritonVariant, result: CompiledObject) -> Entry:
+    arguments = argument_layout(variant)
+    try:
+        facts = check_object(result.code, target, result.symbol, arguments, result.threads)
+        conditions = tuple(Formula(text) for text in variant.conditions)
+        x, y, z = (Formula(text) for text in variant.grid)
+    except (ObjectError, FormulaError) as error:
+        raise type(error)(f"{target.arch}: {variant.name}: {error}") from None
+    return Entry(
+        name=variant.name,
+        op=variant.op,
+        symbol=result.symbol,
+        object=hashlib.sha256(result.code).hexdigest(),
+        source=source_path(variant),
+        arguments=arguments,
+        grid=(x, y, z),
+        block=(result.threads, 1, 1),
+        static_shared_bytes=facts.static_shared_bytes,
+        dynamic_shared_bytes=Formula(str(result.dynamic_shared_bytes)),
+        needs=Needs(variant.dtype, variant.zero_points, conditions),
+        roundings=variant.roundings,
+        weights_in_dtype=variant.weights_in_dtype,
+        resources=facts.resources,
+    )
+
+
+def _is_same(folder: Path, manifest: Manifest, data: bytes, objects: Mapping[str, bytes]) -> bool:
+    wanted = {f"{digest}.{manifest.kind}": code for digest, code in objects.items()}
+    try:
+        if (folder / "manifest.json").read_bytes() != data:
+            return False
+        if {path.name for path in (folder / "objects").iterdir()} != wanted.keys():
+            return False
+        return all((folder / "objects" / name).read_bytes() == code for name, code in wanted.items())
+    except OSError:
+        return False
+
+
+def _kept_verification(folder: Path, manifest: Manifest) -> dict[str, Any] | None:
+    """The record of verification in `folder`, less the entries that are not the same in `manifest`."""
+    try:
+        pack = Pack.open(folder)
+        entries = pack.verified()
+        record = json.loads((folder / "verified.json").read_bytes())
+    except (PackError, OSError, ValueError):
+        return None
+    kept = {
+        name: found
+        for name, found in entries.items()
+        if name in manifest.entries and manifest.entries[name] == pack.manifest.entries.get(name)
+    }
+    return {**record, "entries": kept} if kept else None
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        os.fchmod(file.fileno(), 0o644)
+        file.flush()
+        os.fsync(file.fileno())

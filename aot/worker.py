@@ -1,0 +1,63 @@
+"""Compile one batch of variants: `python -m gristmill.aot.worker BATCH.json`, an edge of the ninja graph.
+
+A batch shares one import of triton. Each object goes to the cache as soon as it is there, so that a build that was
+interrupted goes on where it stopped. The first variant that fails ends the batch: BATCH.status names it, BATCH.log has
+all that the compilers said, also when one of them took the process down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from gristmill.aot.cache import ObjectCache
+from gristmill.aot.compile_triton import compile_variant
+from gristmill.aot.errors import BuildError
+from gristmill.aot.sources import object_key, read_rows
+from gristmill.aot.targets import find_target
+
+
+def run_batch(path: Path) -> int:
+    """Compile the batch described by `path`; 0, or 1 when a variant failed."""
+    batch = json.loads(path.read_bytes())
+    log, status = path.with_suffix(".log"), path.with_suffix(".status")
+    log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    for stream in (1, 2):  # LLVM and ptxas write to the descriptors, not to sys.stdout
+        os.dup2(log_descriptor, stream)
+    target = find_target(batch["arch"])
+    rows = {variant.name: variant for variant in read_rows(batch["arch"], batch["row_modules"]).variants}
+    cache = ObjectCache(Path(batch["cache"]), report=lambda line: print(line, file=sys.stderr))
+    seconds = {}
+    for name, key in batch["variants"].items():
+        os.ftruncate(log_descriptor, 0)
+        status.write_text(name)
+        start = time.monotonic()
+        try:
+            if name not in rows or object_key(rows[name], target) != key:
+                raise BuildError(f"the sources of {name} changed while the build ran; build again")
+            cache.store(key, compile_variant(rows[name], target))
+        except Exception as error:
+            sys.stderr.write(_words(error) + "\n")
+            sys.stderr.flush()
+            return 1
+        seconds[name] = round(time.monotonic() - start, 3)
+    done = path.with_suffix(".done")
+    temporary = path.with_suffix(".done.new")
+    temporary.write_text(json.dumps(seconds))
+    temporary.rename(done)
+    return 0
+
+
+def _words(error: Exception) -> str:
+    """What the user needs of an error: the message alone where it is ours or the compiler's, else all of it."""
+    if isinstance(error, BuildError) or type(error).__module__.startswith("triton."):
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(run_batch(Path(sys.argv[1])))
