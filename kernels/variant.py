@@ -39,3 +39,23 @@ class PolicyRow:
     when: str
     variants: tuple[str, ...]
     origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class CxxVariant:
+    """One specialisation of a C++ kernel: one source file, compiled with its own macros into its own object."""
+
+    name: str  # the entry's name in the manifest, unique in a pack
+    op: str
+    source: str  # "csrc/hip/w4a16_skinny.hip"
+    symbol: str  # extern "C" name of the kernel
+    defines: Mapping[str, int | str]  # macros
+    arguments: tuple[tuple[str, str], ...]  # (name, type) as in gristmill.manifest.Argument, in order
+    block: tuple[int, int, int]  # in threads
+    grid: tuple[str, str, str]  # formulas, in blocks
+    dynamic_shared_bytes: str  # formula
+    dtype: str  # "float16", "bfloat16"
+    zero_points: bool
+    conditions: tuple[str, ...]  # formulas, all of which a problem must meet
+    roundings: int  # see gristmill.manifest.Entry
+    weights_in_dtype: bool

@@ -1,0 +1,62 @@
+"""From a checkout to real layers of a real model through prebuilt kernels; needs Python 3.10 or newer and pip, no GPU.
+
+    python3 build_scripts/quickstart.py
+
+Makes `.venv` with all compilers from PyPI, builds the packs and wheels of four archs, installs the wheels into a clean
+environment without any compiler, and runs the main job there. Safe to run again: what is there is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+from fetch_model import fetch_model
+from workspace import ARCHS, BUILD, PACKS, SOURCE, WHEELS, Environment, step
+
+
+def main() -> None:
+    step("build environment: .venv, with Triton for both vendors and clang for HIP from PyPI (a few minutes once)")
+    builder = Environment(SOURCE / ".venv")
+    builder.install("--editable", f"{SOURCE}[build,emulator,gguf]")
+
+    step(f"packs for {ARCHS}: build/packs (minutes the first time, seconds from the cache)")
+    builder.gristmill("build", "--arch", ARCHS, "--out", PACKS)
+
+    step("wheels: dist/")
+    builder.gristmill("wheel", "--packs", PACKS, "--out", WHEELS)
+
+    step("clean environment: build/run, with the wheels and no compiler")
+    runner = Environment(BUILD / "run")
+    wheels = sorted(WHEELS.glob("gristmill*.whl"))
+    runner.install(*wheels, options=["--force-reinstall", "--no-deps"])
+    extras = ["gguf", *(["cuda"] if _loads("libcuda.so.1") else []), *(["rocm"] if _loads("libamdhip64.so") else [])]
+    core = next(wheel for wheel in wheels if wheel.name.startswith("gristmill-0"))
+    runner.install(f"gristmill[{','.join(extras)}] @ {core.as_uri()}")
+
+    step("model: build/model (93 MB, once)")
+    model = fetch_model(runner)
+
+    step("cover: every layer, for every M up to 512, resolves to a prebuilt kernel")
+    runner.gristmill("cover", model, "--arch", ARCHS, "--m", "1..512")
+
+    if len(extras) > 1:
+        step("check: all layers on the GPU against a float64 reference")
+        runner.gristmill("doctor")
+        runner.gristmill("check", model)
+    else:
+        step("no GPU found: check the packed layers through the reference path instead")
+        runner.gristmill("check", model, "--device", "cpu", "--layers", "4")
+    step("done")
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""All checks: formatter, linter, types, and every test that needs no GPU.
+
+    python3 build_scripts/run_tests.py [--venv FOLDER] [pytest options]
+
+Makes its environment (`.venv` by default) and the packs that the tests look into, then runs the checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from workspace import ARCHS, PACKS, SOURCE, Environment, run, step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, default=SOURCE / ".venv", help="the virtual environment to make and use")
+    arguments, pytest_options = parser.parse_known_args()
+
+    step(f"environment: {arguments.venv}")
+    environment = Environment(arguments.venv.resolve())
+    environment.install("--editable", f"{SOURCE}[build,cuda,emulator,gguf,rocm,test]", "torch")
+
+    step("formatter, linter, types")
+    run([environment.python, "-m", "ruff", "format", "--check", "."])
+    run([environment.python, "-m", "ruff", "check", "."])
+    run([environment.python, "-m", "mypy"])
+
+    step(f"packs for {ARCHS}")
+    environment.gristmill("build", "--arch", ARCHS, "--out", PACKS)
+
+    step("tests")
+    variables = os.environ | {"GRISTMILL_PACK_PATH": str(PACKS)}
+    run([environment.python, "-m", "pytest", "-m", "not gpu", *pytest_options], env=variables)
+
+
+if __name__ == "__main__":
+    main()
