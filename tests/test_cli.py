@@ -1,0 +1,131 @@
+import json
+import sys
+
+import gguf_files
+import numpy as np
+import pytest
+from gristmill import packs
+from gristmill.cli import main
+from sample_pack import entry, manifest, write_pack
+
+WHY = ["why", "--arch", "gfx1151", "--M", "5", "--N", "64", "--K", "128", "--group-size", "64"]
+
+
+@pytest.fixture(autouse=True)
+def pack_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(packs, "NAMESPACE", "gristmill_packs_of_nobody")
+    rows = [entry(), entry(name="gemm_bfloat16", needs={"dtype": "bfloat16", "zero_points": False, "conditions": []})]
+    policy = [{"when": "1", "entries": [row["name"] for row in rows], "origin": "table for gfx1151, not measured"}]
+    write_pack(tmp_path, manifest(entries=rows, policy=policy))
+    monkeypatch.setenv("GRISTMILL_PACK_PATH", str(tmp_path))
+
+
+@pytest.fixture
+def model(tmp_path):
+    rng = np.random.default_rng()
+    tensors = {}
+    for layer in range(3):
+        q = rng.integers(0, 16, (48, 96))
+        d = rng.uniform(0.01, 0.1, (48, 3)).astype(np.float16)
+        tensors[f"blk.{layer}.attn_q.weight"] = (gguf_files.blocks_q4_0(q, d), "Q4_0")
+    tensors["output.weight"] = (rng.integers(0, 255, (48, 68), dtype=np.uint8), "Q8_0")
+    return str(gguf_files.write(tmp_path / "model.gguf", tensors))
+
+
+def run_json(capsys, *argv):
+    code = main([*argv, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_why_names_the_choice_and_every_rejected_entry(capsys):
+    code, answer = run_json(capsys, *WHY)
+    assert code == 0
+    assert answer["entry"] == entry()["name"]
+    assert answer["origin"] == "table for gfx1151, not measured"
+    assert answer["rejected"] == {"gemm_bfloat16": "needs bfloat16, got float16"}
+    assert answer["shared_bytes"] == 2 * 64 * 128
+    assert main(WHY) == 0
+    assert "not gemm_bfloat16: needs bfloat16, got float16" in capsys.readouterr().out
+
+
+def test_why_takes_the_shared_memory_it_is_told(capsys):
+    code, answer = run_json(capsys, *WHY, "--lds-bytes", "16383")
+    assert code == 1
+    assert answer["entry"] is None
+    assert answer["rejected"][entry()["name"]] == "needs 16384 bytes of shared memory, the device has 16383"
+    assert run_json(capsys, *WHY, "--lds-bytes", "16384")[0] == 0
+
+
+def test_why_without_a_pack_prints_the_pip_line(capsys):
+    code, answer = run_json(capsys, *WHY[:2], "sm90", *WHY[3:])
+    assert code == 1
+    assert answer["error"]["class"] == "NoPackError"
+    assert "pip install gristmill-sm90" in answer["error"]["message"]
+
+
+def test_list_shows_entries_with_needs_and_resources(capsys):
+    code, answer = run_json(capsys, "list", "--arch", "gfx1151")
+    assert code == 0
+    first = answer["entries"][0]
+    assert (first["arch"], first["op"], first["name"]) == ("gfx1151", "w4a16_gemm", entry()["name"])
+    assert first["needs"]["dtype"] == "float16"
+    assert first["resources"]["registers"] == 64
+    assert first["verified"] is None
+    assert main(["list", "--resources"]) == 0
+    assert "registers 64" in capsys.readouterr().out
+
+
+def test_cover_proves_each_layer_and_says_what_it_left_out(capsys, model):
+    code, answer = run_json(capsys, "cover", model, "--arch", "gfx1151", "--m", "1..100", "--dtype", "float16")
+    # float16 resolves for aligned calls; nothing in this pack takes a misaligned one, and cover must say so.
+    assert code == 1
+    assert not answer["covered"]
+    assert len(answer["layers"]) == 3
+    assert answer["left_out"] == {"output.weight": "Q8_0"}
+    aligned, misaligned = answer["archs"][0]["shapes"]
+    assert aligned["layers"] == 3
+    assert [(run["first_m"], run["last_m"], run["entry"]) for run in aligned["runs"]] == [(1, 100, entry()["name"])]
+    assert [run["entry"] for run in misaligned["runs"]] == [None]
+
+
+def test_cover_passes_where_all_is_covered(capsys, model):
+    code, answer = run_json(capsys, "cover", model, "--arch", "gfx1151", "--m", "1..3", "--dtype", "bfloat16")
+    assert code == 0
+    assert answer["covered"]
+    assert main(["cover", model, "--arch", "gfx1151", "--m", "7", "--dtype", "bfloat16"]) == 0
+    assert "every layer is covered" in capsys.readouterr().out
+
+
+def test_cover_of_a_damaged_file_is_a_typed_error(capsys, tmp_path):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(b"GGUF\3\0\0\0")
+    code, answer = run_json(capsys, "cover", str(path), "--arch", "gfx1151")
+    assert code == 1
+    assert answer["error"]["class"] == "CheckpointError"
+
+
+@pytest.mark.parametrize("argv", [["--help"], []])
+def test_overview_lists_every_command(capsys, argv):
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    for command in ("build", "check", "cover", "doctor", "list", "wheel", "why"):
+        assert f"  {command} " in text
+
+
+def test_unknown_command_is_refused(capsys):
+    assert main(["grind"]) == 2
+    assert "no command 'grind'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0..3", "5..3", "x", "1..", "-1..4"])
+def test_wrong_range_is_refused(capsys, model, text):
+    with pytest.raises(SystemExit) as exit_:
+        main(["cover", model, f"--m={text}"])
+    assert exit_.value.code == 2
+
+
+def test_dispatch_commands_import_neither_triton_nor_aot(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton" or name.startswith("gristmill.aot")]:
+        monkeypatch.delitem(sys.modules, name)
+    main(WHY)
+    assert not [name for name in sys.modules if name.split(".")[0] == "triton" or name.startswith("gristmill.aot")]
