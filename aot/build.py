@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -30,7 +30,7 @@ class PackReport:
     object_bytes: int
     compiled: int  # entries compiled in this run; the rest came from the cache
     compile_seconds: float  # of all processes together
-    spilled: tuple[str, ...]  # entries whose kernel keeps registers in memory
+    spilled: Mapping[str, int]  # entry whose kernel keeps registers in memory -> bytes per thread
     changed: bool  # whether the pack on disk is another than before
 
 
@@ -40,7 +40,9 @@ class _ArchBuild:
     rows: Rows
     keys: dict[str, str] = field(default_factory=dict)  # variant -> key
     compiled: dict[str, CompiledObject] = field(default_factory=dict)  # variant -> object
-    missing: dict[str, str] = field(default_factory=dict)  # one variant of each key that the cache lacks -> key
+    missing: dict[str, str] = field(
+        default_factory=dict
+    )  # one variant of each key that the cache lacks -> key
 
     def load(self, cache: ObjectCache) -> None:
         by_key: dict[str, CompiledObject | None] = {}
@@ -81,7 +83,9 @@ def build_packs(
     for arch in dict.fromkeys(archs):
         target = find_target(arch)
         rows = read_rows(arch, row_modules)
-        build = _ArchBuild(target, rows, {variant.name: object_key(variant, target) for variant in rows.variants})
+        build = _ArchBuild(
+            target, rows, {variant.name: object_key(variant, target) for variant in rows.variants}
+        )
         build.load(cache)
         builds.append(build)
     lacking = {build.target.arch: dict(build.missing) for build in builds if build.missing}
@@ -98,13 +102,17 @@ def build_packs(
         if build.missing:
             build.load(cache)
         if build.missing:
-            raise BuildError(f"the cache {cache_folder} does not keep what it was given: {', '.join(build.missing)}")
+            raise BuildError(
+                f"the cache {cache_folder} does not keep what it was given: {', '.join(build.missing)}"
+            )
         manifests.append(make_manifest(build.target, build.rows, build.compiled))
     reports = []
     for build, manifest in zip(builds, manifests, strict=True):
         folder = out / build.target.arch
         changed = write_pack(folder, manifest, build.compiled)
-        reports.append(_pack_report(folder, manifest, build, lacking.get(manifest.arch, {}), seconds, changed))
+        reports.append(
+            _pack_report(folder, manifest, build, lacking.get(manifest.arch, {}), seconds, changed)
+        )
     return reports
 
 
@@ -126,7 +134,11 @@ def _pack_report(
         object_bytes=sum(len(code) for code in codes.values()),
         compiled=sum(key in keys for key in build.keys.values()),
         compile_seconds=round(sum(seconds.get(f"{manifest.arch}/{name}", 0.0) for name in lacked), 1),
-        spilled=tuple(name for name, entry in manifest.entries.items() if entry.resources["spills"] > 0),
+        spilled={
+            name: entry.resources["spills"]
+            for name, entry in manifest.entries.items()
+            if entry.resources["spills"]
+        },
         changed=changed,
     )
 

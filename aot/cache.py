@@ -1,8 +1,8 @@
 """The build cache: compiled objects by the digest of all that they depend on.
 
-An entry is a folder with the object and a record of it. It is written under a temporary name, synced and renamed
-whole, so that a reader sees all of it or none, and two writers of one key do no harm. What is read is checked against
-the record; an entry that does not match is dropped, said so, and built again.
+An entry is a folder with the object and a record of it. It is written under a temporary name, synced and
+renamed whole, so that a reader sees all of it or none, and two writers of one key do no harm. What is read is
+checked against the record; an entry that does not match is dropped, said so, and built again.
 """
 
 from __future__ import annotations
@@ -48,11 +48,14 @@ class ObjectCache:
         except FileNotFoundError:
             if not folder.exists():
                 return None
-            return self._drop(key, "incomplete")
+            self._drop(key, "incomplete")
+            return None
         except (OSError, ValueError) as error:
-            return self._drop(key, f"unreadable: {error}")
+            self._drop(key, f"unreadable: {error}")
+            return None
         if not isinstance(record, dict) or record.get("digest") != _digest(key, code, record.get("facts")):
-            return self._drop(key, "its digest does not match its content")
+            self._drop(key, "its digest does not match its content")
+            return None
         facts = record["facts"]
         return CompiledObject(
             code=code,
@@ -92,7 +95,9 @@ class ObjectCache:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
         except OSError as error:
-            raise BuildError(f"cannot write the build cache {self.folder}: {error}; choose another with --cache") from None
+            raise BuildError(
+                f"cannot write the build cache {self.folder}: {error}; choose another with --cache"
+            ) from None
 
     def _drop(self, key: str, why: str) -> None:
         """Take a damaged entry out of the way; by renaming first, so that no reader sees half of it."""
@@ -106,7 +111,9 @@ class ObjectCache:
                 shutil.rmtree(doomed, ignore_errors=True)
         except OSError as error:
             if folder.exists():
-                raise BuildError(f"cannot drop the damaged cache entry {folder}: {error}; remove it by hand") from None
+                raise BuildError(
+                    f"cannot drop the damaged cache entry {folder}: {error}; remove it by hand"
+                ) from None
 
 
 def _digest(key: str, code: bytes, facts: Any) -> str:

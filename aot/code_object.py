@@ -1,4 +1,4 @@
-"""What a code object says of itself, the same for both vendors, and the checks that it must pass to be shipped."""
+"""What a code object says of itself, the same for both vendors, and the checks it must pass to be shipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from gristmill.manifest import Argument
 ARGUMENT_BYTES = {"pointer": 8, "null": 8, "int64": 8, "int32": 4}
 
 # Folders that only a build machine has; a path below one of them has no place in what we ship.
-_PATHS = re.compile(rb"/(?:home|root|tmp|usr|opt|var|mnt|srv|Users|builds?|work|workspace)/[\x21-\x7e]{3,}|[A-Z]:\\[\w\\]{3,}")
+_PATHS = re.compile(
+    rb"/(?:home|root|tmp|usr|opt|var|mnt|srv|Users|builds?|work|workspace)/[\x21-\x7e]{3,}|[A-Z]:\\[\w\\]{3,}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,9 @@ class ObjectFacts:
 def read_facts(code: bytes, kind: str, symbol: str) -> ObjectFacts:
     """Read the kernel `symbol` of a code object.
 
-    `resources`, for each thread: `registers`; `spills`, the bytes of memory that it needs for what the registers do
-    not hold; `code_bytes` of the whole kernel. For hsaco also `scalar_registers` and `scalar_spills` per wave (the
-    latter go to lanes of vector registers, not to memory).
+    `resources`, for each thread: `registers`; `spills`, the bytes of memory that it needs for what the
+    registers do not hold; `code_bytes` of the whole kernel. For hsaco also `scalar_registers` and
+    `scalar_spills` per wave (the latter go to lanes of vector registers, not to memory).
 
     Raises
     ------
@@ -81,7 +83,9 @@ def read_facts(code: bytes, kind: str, symbol: str) -> ObjectFacts:
     )
 
 
-def check_object(code: bytes, target: Target, symbol: str, arguments: Sequence[Argument], threads: int) -> ObjectFacts:
+def check_object(
+    code: bytes, target: Target, symbol: str, arguments: Sequence[Argument], threads: int
+) -> ObjectFacts:
     """Check a code object against its variant and return what it says of itself.
 
     Raises
@@ -93,15 +97,19 @@ def check_object(code: bytes, target: Target, symbol: str, arguments: Sequence[A
         raise ObjectError(f"the object is for {facts.arch}, not for {target.arch}")
     expected = tuple(ARGUMENT_BYTES[argument.type] for argument in arguments)
     if facts.argument_bytes != expected:
-        raise ObjectError(f"{symbol} takes arguments of {facts.argument_bytes} bytes, its row says {expected}")
+        raise ObjectError(
+            f"{symbol} takes arguments of {facts.argument_bytes} bytes, its row says {expected}"
+        )
     if threads > facts.max_threads:
-        raise ObjectError(f"{symbol} is compiled for blocks of {facts.max_threads} threads, its row says {threads}")
+        raise ObjectError(
+            f"{symbol} is compiled for blocks of {facts.max_threads} threads, its row says {threads}"
+        )
     check_paths(code, f"the object of {symbol}", build_machine_folders())
     return facts
 
 
 def build_machine_folders() -> tuple[Path, ...]:
-    """Folders whose names must not be in what we ship: home, working folder, site-packages, our own sources."""
+    """Folders whose names must not be in what we ship: home, working folder, packages, our own sources."""
     folders = [Path.home(), Path.cwd(), Path(__file__).parent, Path(sysconfig.get_paths()["purelib"])]
     triton = importlib.util.find_spec("triton")
     if triton is not None and triton.origin is not None:

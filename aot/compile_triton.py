@@ -1,8 +1,8 @@
 """One Triton variant -> one code object, for a target that need not be there.
 
-`triton.compile` with an explicit target asks no driver. What it adds to a kernel is two pointers behind the declared
-arguments, scratch memory in which our kernels have no need: they are null at launch, and a kernel that wants them is
-refused here.
+`triton.compile` with an explicit target asks no driver. What it adds to a kernel is two pointers behind the
+declared arguments, scratch memory in which our kernels have no need: they are null at launch, and a kernel
+that wants them is refused here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gristmill.aot.targets import Target
 from gristmill.kernels.variant import TritonVariant
 from gristmill.manifest import Argument
 
-# Fused multiply-add: on for all variants unless a row says otherwise, so that Triton's changing default plays no part.
+# Fused multiply-add, unless a row says otherwise: Triton's default is about to change.
 FP_FUSION = True
 
 SCRATCH_ARGUMENTS = (Argument("global_scratch", "null"), Argument("profile_scratch", "null"))
@@ -45,7 +45,9 @@ def argument_layout(variant: TritonVariant) -> tuple[Argument, ...]:
     for name, type_ in variant.signature.items():
         kind = "pointer" if type_.startswith("*") else {"i32": "int32", "i64": "int64"}.get(type_)
         if kind is None:
-            raise BuildError(f"{variant.name}: argument {name!r} has type {type_!r}; a launch passes pointers, i32 and i64")
+            raise BuildError(
+                f"{variant.name}: argument {name!r} has type {type_!r}; a launch passes pointers, i32 and i64"
+            )
         arguments.append(Argument(name, kind))
     return (*arguments, *SCRATCH_ARGUMENTS)
 
@@ -113,10 +115,14 @@ def _kernel(variant: TritonVariant) -> Any:
             f"{', '.join(variant.signature)} and constants {', '.join(variant.constexprs)}"
         )
     if [name for name in names if name in variant.signature] != list(variant.signature):
-        raise BuildError(f"{variant.name}: signature is not in the order of {variant.function}: {', '.join(names)}")
+        raise BuildError(
+            f"{variant.name}: signature is not in the order of {variant.function}: {', '.join(names)}"
+        )
     unknown = variant.divisibility.keys() - variant.signature.keys()
     if unknown:
-        raise BuildError(f"{variant.name}: divisibility of {', '.join(sorted(unknown))}, which the signature lacks")
+        raise BuildError(
+            f"{variant.name}: divisibility of {', '.join(sorted(unknown))}, which the signature lacks"
+        )
     return function
 
 
@@ -132,7 +138,8 @@ def _check_launch(variant: TritonVariant, metadata: Mapping[str, Any]) -> None:
     for name in ("global_scratch_size", "profile_scratch_size"):
         if metadata.get(name):
             raise CompileError(
-                f"{variant.name}: the kernel needs {metadata[name]} bytes of scratch memory ({name}); a launch passes a null pointer"
+                f"{variant.name}: the kernel needs {metadata[name]} bytes of scratch memory ({name}); "
+                "a launch passes a null pointer"
             )
     if metadata.get("num_ctas", 1) != 1:
         raise CompileError(f"{variant.name}: clusters of {metadata['num_ctas']} blocks; a launch has none")

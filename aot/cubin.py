@@ -1,7 +1,7 @@
 """Reading NVIDIA code objects (cubin): target, symbol, arguments and resources.
 
-NVIDIA does not document the format. What is read here was compared with cuobjdump and `ptxas -v` of CUDA 12.9 and
-13.4 (the two assemblers of Triton 3.9's wheel): e_flags, `.nv.info` and the sizes of sections.
+NVIDIA does not document the format. What is read here was compared with cuobjdump and `ptxas -v` of CUDA 12.9
+and 13.4 (the two assemblers of Triton 3.9's wheel): e_flags, `.nv.info` and the sizes of sections.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _EIATTR_MIN_STACK_SIZE = 0x12
 _EIATTR_KPARAM_INFO = 0x17
 _EIATTR_REGCOUNT = 0x2F
 
-# Since sm90 the driver's own block of shared memory is counted in the kernel's section, although it lies outside the
-# limit that a block is checked against (227 of 228 KiB on sm90) and `ptxas -v` leaves it out.
+# Since sm90 the driver's own block of shared memory is counted in the kernel's section, although it lies
+# outside the limit that a block is checked against (227 of 228 KiB on sm90) and `ptxas -v` leaves it out.
 _RESERVED_SECTION = ".nv.shared.reserved.0"
 _RESERVED_BYTES = 1024
 

@@ -5,8 +5,8 @@
 | XDG_CACHE_HOME | parent of the default build cache `gristmill`; ~/.cache when unset |
 | SOURCE_DATE_EPOCH | time stamp of the files in a wheel, seconds since 1970; 1980-01-01 when unset |
 
-Variables that steer Triton or LLVM are not read but removed: what is built depends on the sources, the rows and the
-compilers alone.
+Variables that steer Triton or LLVM are not read but removed: what is built depends on the sources, the rows
+and the compilers alone.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def child_environment(**changes: str) -> dict[str, str]:
 def compiler_environment(scratch: Path) -> Iterator[None]:
     """Let Triton see none of the caller's settings, keep its files under `scratch`, and emit no line info.
 
-    Line info would put absolute paths into the object. Triton reads its settings from the environment when it uses
-    them, so this has to enclose the compilation, and for a few of them the import of triton too.
+    Line info would put absolute paths into the object. Triton reads its settings from the environment when it
+    uses them, so this has to enclose the compilation, and for a few of them the import of triton too.
     """
     settings = {
         "TRITON_ALWAYS_COMPILE": "1",

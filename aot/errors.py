@@ -18,7 +18,7 @@ class CompileError(BuildError):
 
 
 class ObjectError(BuildError):
-    """A code object is not what its variant says: wrong target, symbol, arguments, or a path of the build machine."""
+    """A code object is not what its variant says (target, symbol, arguments), or holds a path."""
 
 
 class WheelError(BuildError):

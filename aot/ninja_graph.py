@@ -53,7 +53,12 @@ def make_batches(missing: Mapping[str, Mapping[str, str]], jobs: int) -> list[Ba
 
 
 def compile_batches(
-    batches: Sequence[Batch], folder: Path, cache: Path, row_modules: Sequence[str], jobs: int, progress: IO[str]
+    batches: Sequence[Batch],
+    folder: Path,
+    cache: Path,
+    row_modules: Sequence[str],
+    jobs: int,
+    progress: IO[str],
 ) -> dict[str, float]:
     """Write the graph into `folder` and run it; returns the seconds of each variant, by `arch/name`.
 
@@ -119,7 +124,7 @@ def _graph(batches: Sequence[Batch]) -> str:
 
 
 def _failure(batches: Sequence[Batch], folder: Path) -> str:
-    """The message for the batches that did not end, each with the variant it was at and the end of its log."""
+    """The message for the batches that did not end: the variant each was at and the end of its log."""
     parts = []
     for batch in batches:
         status = folder / f"{batch.name}.status"

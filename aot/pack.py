@@ -1,7 +1,7 @@
 """From rows and compiled objects to a pack on disk: `manifest.json` and `objects/<sha256>.<kind>`.
 
-The same rows and objects give the same bytes. A pack that would not change is left as it is, with its record of
-verification; where entries did change, the record keeps what was found about the others.
+The same rows and objects give the same bytes. A pack that would not change is left as it is, with its record
+of verification; where entries did change, the record keeps what was found about the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def make_manifest(target: Target, rows: Rows, compiled: Mapping[str, CompiledObj
         result = compiled[variant.name]
         for compiler, version in result.compilers.items():
             if compilers.setdefault(compiler, version) != version:
-                raise BuildError(f"{target.arch}: objects of {compiler} {compilers[compiler]} and {version} in one pack")
+                raise BuildError(
+                    f"{target.arch}: objects of {compiler} {compilers[compiler]} and {version} in one pack"
+                )
         entries[variant.name] = _entry(target, variant, result)
     try:
         manifest = Manifest(
@@ -93,7 +95,7 @@ def write_pack(folder: Path, manifest: Manifest, compiled: Mapping[str, Compiled
 
 
 def check_pack(folder: Path) -> Pack:
-    """Open the pack in `folder` and check all of it: each object there, whole and for the pack's arch, no other file.
+    """Open the pack in `folder` and check all of it: each object whole and for its arch, no other file.
 
     Raises
     ------
@@ -109,7 +111,9 @@ def check_pack(folder: Path) -> Pack:
     for entry in manifest.entries.values():
         code = pack.read_object(entry)
         target = Target(manifest.arch, "", "", 32, manifest.kind)
-        check_object(code, target, entry.symbol, entry.arguments, entry.block[0] * entry.block[1] * entry.block[2])
+        check_object(
+            code, target, entry.symbol, entry.arguments, entry.block[0] * entry.block[1] * entry.block[2]
+        )
     expected = {f"objects/{entry.object}.{manifest.kind}" for entry in manifest.entries.values()}
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     extra = found - expected - {"manifest.json", "verified.json"}

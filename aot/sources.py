@@ -77,7 +77,9 @@ def rows_digest(rows: Rows) -> str:
     modules = sorted({variant.module for variant in rows.variants})
     return _digest(
         {
-            "variants": [{**asdict(variant), "signature": list(variant.signature.items())} for variant in rows.variants],
+            "variants": [
+                {**asdict(variant), "signature": list(variant.signature.items())} for variant in rows.variants
+            ],
             "policy": [asdict(row) for row in rows.policy],
             "sources": {name: source_digests(name) for name in modules},
         }
@@ -105,7 +107,9 @@ def source_digests(module: str) -> Mapping[str, str]:
         try:
             tree = ast.parse(path.read_bytes(), str(path))
         except SyntaxError as error:
-            raise BuildError(f"{name}: line {error.lineno}: {error.msg}: {(error.text or '').strip()}") from None
+            raise BuildError(
+                f"{name}: line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
+            ) from None
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         waiting += [found for found in _imports(tree, package) if _is_related(found, module)]
     return dict(sorted(digests.items()))
@@ -142,7 +146,7 @@ def _source_path(name: str) -> Path | None:
     if parent:
         parent_path = _source_path(parent)
         if parent_path is None or parent_path.name != "__init__.py":
-            return None  # `name` is something in a module; looking it up would import the module, and triton with it
+            return None  # `name` is something in a module: looking it up would import it, and triton
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -155,7 +159,9 @@ def _source_path(name: str) -> Path | None:
 def _constants(variant: TritonVariant) -> dict[str, Any]:
     for name, value in variant.constexprs.items():
         if not isinstance(value, bool | int | float | str | None):
-            raise BuildError(f"{variant.name}: constant {name!r} is a {type(value).__name__}; a row holds plain values")
+            raise BuildError(
+                f"{variant.name}: constant {name!r} is a {type(value).__name__}; a row holds plain values"
+            )
     return dict(variant.constexprs)
 
 

@@ -20,17 +20,22 @@ INSTALL = "pip install 'gristmill[build]'"
 
 def require(packages: dict[str, str], purpose: str) -> None:
     """Raise ToolchainError naming each of `packages` that is not installed."""
-    missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
+    missing = [package for module, package in packages.items() if not _is_installed(module)]
     if missing:
         raise ToolchainError(f"{purpose} needs {', '.join(missing)}; run: {INSTALL}")
+
+
+def _is_installed(module: str) -> bool:
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None  # a folder `build` beside us has no origin
 
 
 @lru_cache
 def triton_identity() -> dict[str, str]:
     """What tells this Triton from any other, found without importing it.
 
-    The installer's record has a digest of each file of the wheel, ptxas and the AMD code generator included. Where
-    there is none (a source build), the version has to do.
+    The installer's record has a digest of each file of the wheel, ptxas and the AMD code generator included.
+    Where there is none (a source build), the version has to do.
     """
     require({"triton": "triton"}, "compiling kernels")
     distribution = importlib.metadata.distribution("triton")
@@ -46,7 +51,9 @@ def ninja_program() -> Path:
 
     program = Path(ninja.BIN_DIR) / ("ninja.exe" if os.name == "nt" else "ninja")
     if not program.is_file():
-        raise ToolchainError(f"the ninja package has no program at {program}; run: pip install --force-reinstall ninja")
+        raise ToolchainError(
+            f"the ninja package has no program at {program}; run: pip install --force-reinstall ninja"
+        )
     return program
 
 

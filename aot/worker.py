@@ -1,8 +1,8 @@
 """Compile one batch of variants: `python -m gristmill.aot.worker BATCH.json`, an edge of the ninja graph.
 
-A batch shares one import of triton. Each object goes to the cache as soon as it is there, so that a build that was
-interrupted goes on where it stopped. The first variant that fails ends the batch: BATCH.status names it, BATCH.log has
-all that the compilers said, also when one of them took the process down.
+A batch shares one import of triton. Each object goes to the cache as soon as it is there, so that a build
+that was interrupted goes on where it stopped. The first variant that fails ends the batch: BATCH.status names
+it, BATCH.log has all that the compilers said, also when one of them took the process down.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run_batch(path: Path) -> int:
 
 
 def _words(error: Exception) -> str:
-    """What the user needs of an error: the message alone where it is ours or the compiler's, else all of it."""
+    """What the user needs of an error: its message where it is ours or the compiler's, else all of it."""
     if isinstance(error, BuildError) or type(error).__module__.startswith("triton."):
         return f"{type(error).__name__}: {error}"
     return "".join(traceback.format_exception(error)).rstrip()

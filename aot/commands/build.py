@@ -25,9 +25,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arch", type=arch_list, default=list(TARGETS), help=f"comma separated (default {','.join(TARGETS)})"
     )
-    parser.add_argument("--out", type=Path, default=Path("build/packs"), help="folder of packs (default build/packs)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/packs"), help="folder of packs (default build/packs)"
+    )
     parser.add_argument("--cache", type=Path, help="folder of the build cache (default ~/.cache/gristmill)")
-    parser.add_argument("--jobs", type=positive, default=processor_count(), help="processes (default: processors)")
+    parser.add_argument(
+        "--jobs", type=positive, default=processor_count(), help="processes (default: processors)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     seconds = round(time.monotonic() - start, 1)
     for report in reports:
-        for name in report.spilled:
-            progress(f"{report.arch}: {name} spills registers to memory")
+        for name, spilled_bytes in report.spilled.items():
+            progress(f"{report.arch}: {name} spills registers: {spilled_bytes} bytes of memory per thread")
     if arguments.json:
         packs = [{**asdict(report), "folder": str(report.folder)} for report in reports]
         print_json({"packs": packs, "seconds": seconds})

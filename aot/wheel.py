@@ -1,0 +1,221 @@
+"""Wheels: one of data for each pack, and the core wheel from the source tree.
+
+A pack's wheel holds `gristmill_packs/<arch>/...` as a portion of a namespace package: no `__init__.py`, so
+that the wheels of several archs lie side by side and any of them can go alone. It does not require
+`gristmill`: a pack is complete in itself, may be mounted into an image whose gristmill came from elsewhere,
+and must never make pip replace that one; what guards the pair is the manifest's schema number.
+
+setuptools builds them, through `build` and without network. Files are staged with fixed modes and times, so
+the same input gives the same bytes; what came out is compared with what went in, because a build backend
+drops files silently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import gristmill
+from gristmill.aot.environment import child_environment, source_date_epoch
+from gristmill.aot.errors import WheelError
+from gristmill.aot.pack import check_pack
+from gristmill.aot.toolchain import WHEEL_PACKAGES, require
+from gristmill.packs import NAMESPACE, Pack, distribution_name
+
+# The most that a pack's wheel may have.
+PACK_BUDGET_BYTES = 10_000_000
+
+# Folders of the source tree that the core wheel is made from -> where they lie in the wheel.
+CORE_FOLDERS = {"dispatch": "gristmill", "kernels": "gristmill/kernels", "aot": "gristmill/aot"}
+_CORE_FILES = ("pyproject.toml", "README.md", "LICENSE")
+
+_PACK_PROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}"
+version = "{version}"
+description = "Gristmill's W4A16 GEMM kernels for {arch}, as machine code."
+readme = "README.md"
+requires-python = ">=3.10"
+license = "Apache-2.0"
+license-files = ["LICENSE"]
+
+[tool.setuptools]
+packages = ["{package}"]
+include-package-data = false
+
+[tool.setuptools.package-data]
+"{package}" = ["*.json", "objects/*"]
+"""
+
+_PACK_README = """\
+Kernels of Gristmill {version}, compiled ahead of time for {arch}: {entries} entries, {objects} code objects.
+`gristmill` finds them once this wheel is installed; there is nothing to import.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel that was made."""
+
+    path: Path
+    bytes: int
+    sha256: str
+    arch: str | None  # None for the core
+    entries: int
+    unverified: int  # entries of which the pack has no record that they ran
+
+
+def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = PACK_BUDGET_BYTES) -> Wheel:
+    """Make the wheel of the pack in `folder`.
+
+    Raises
+    ------
+    PackError, ObjectError : the pack is not complete
+    WheelError : it was built by another version, or its wheel is larger than the budget
+    """
+    pack = check_pack(folder)
+    manifest = pack.manifest
+    if manifest.version != gristmill.__version__:
+        raise WheelError(
+            f"{folder} was built by gristmill {manifest.version}, this is {gristmill.__version__}; "
+            "run: gristmill build"
+        )
+    package = f"{NAMESPACE}.{manifest.arch}"
+    files = {
+        path: f"{NAMESPACE}/{manifest.arch}/{path.relative_to(folder).as_posix()}" for path in _files(folder)
+    }
+    texts = {
+        "pyproject.toml": _PACK_PROJECT.format(
+            name=distribution_name(manifest.arch),
+            version=manifest.version,
+            arch=manifest.arch,
+            package=package,
+        ),
+        "README.md": _PACK_README.format(
+            version=manifest.version,
+            arch=manifest.arch,
+            entries=len(manifest.entries),
+            objects=len({entry.object for entry in manifest.entries.values()}),
+        ),
+        "LICENSE": license_text,
+    }
+    path = _build(files, texts, out, wanted=list(files.values()), budget_bytes=budget_bytes)
+    return _wheel(path, manifest.arch, len(manifest.entries), len(manifest.entries) - _verified(pack))
+
+
+def core_wheel(source: Path, out: Path) -> Wheel:
+    """Make the wheel of `gristmill` itself from the source tree `source`.
+
+    Raises
+    ------
+    WheelError : no source tree, or a module of it that pyproject.toml leaves out
+    """
+    missing = [name for name in (*_CORE_FILES, *CORE_FOLDERS) if not (source / name).exists()]
+    if missing:
+        raise WheelError(f"{source} is not the source tree of gristmill: no {', '.join(missing)}")
+    files = {source / name: name for name in _CORE_FILES}
+    modules = []
+    for folder, place in CORE_FOLDERS.items():
+        for path in _files(source / folder):
+            within = path.relative_to(source / folder).as_posix()
+            files[path] = f"{folder}/{within}"
+            if path.suffix == ".py":
+                modules.append(f"{place}/{within}")
+    return _wheel(_build(files, {}, out, wanted=modules), None, 0, 0)
+
+
+def source_tree() -> Path:
+    """The source tree that the running gristmill comes from; WheelError when there is none."""
+    root = Path(gristmill.__file__).resolve().parents[1]
+    if not (root / "pyproject.toml").is_file():
+        raise WheelError(
+            "gristmill runs from an installed wheel; name its source tree by --source, or give --no-core"
+        )
+    return root
+
+
+def find_license(source: Path | None) -> str:
+    """The text of the licence: from the source tree, else from the installed distribution."""
+    if source is not None and (source / "LICENSE").is_file():
+        return (source / "LICENSE").read_text(encoding="utf-8")
+    text = importlib.metadata.distribution("gristmill").read_text("licenses/LICENSE")
+    if text is None:
+        raise WheelError("no LICENSE to put into the wheels; name the source tree by --source")
+    return text
+
+
+def _build(
+    files: Mapping[Path, str],
+    texts: Mapping[str, str],
+    out: Path,
+    wanted: list[str],
+    budget_bytes: int | None = None,
+) -> Path:
+    """Stage `files` (path -> place in the project) and `texts`, build the wheel and move it into `out`."""
+    require(WHEEL_PACKAGES, "making wheels")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".wheel-", dir=out) as temporary:
+        project, made = Path(temporary) / "project", Path(temporary) / "made"
+        for path, place in files.items():
+            _stage(project / place, path.read_bytes())
+        for place, text in texts.items():
+            _stage(project / place, text.encode())
+        process = subprocess.run(
+            [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(made), str(project)],
+            cwd=project,
+            env=child_environment(SOURCE_DATE_EPOCH=str(source_date_epoch())),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            umask=0o022,
+            check=False,
+        )
+        wheels = list(made.glob("*.whl"))
+        if process.returncode or len(wheels) != 1:
+            raise WheelError(f"building a wheel failed:\n{process.stdout[-6000:]}")
+        wheel = wheels[0]
+        with zipfile.ZipFile(wheel) as archive:
+            lost = sorted(set(wanted) - set(archive.namelist()))
+        if lost:
+            raise WheelError(
+                f"{wheel.name} lacks {', '.join(lost)}; is its package listed in pyproject.toml?"
+            )
+        size = wheel.stat().st_size
+        if budget_bytes is not None and size > budget_bytes:
+            raise WheelError(f"{wheel.name} has {size} bytes, more than the budget of {budget_bytes}")
+        final = out / wheel.name
+        wheel.replace(final)
+    return final
+
+
+def _stage(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(0o644)
+    time = source_date_epoch()
+    os.utime(path, (time, time))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _verified(pack: Pack) -> int:
+    return len(pack.verified().keys() & pack.manifest.entries.keys())
+
+
+def _wheel(path: Path, arch: str | None, entries: int, unverified: int) -> Wheel:
+    data = path.read_bytes()
+    return Wheel(path, len(data), hashlib.sha256(data).hexdigest(), arch, entries, unverified)
