@@ -3,6 +3,7 @@
 | variable | meaning |
 |---|---|
 | GRISTMILL_PACK_PATH | folders of packs, searched before the installed ones; separated like PATH |
+| HSA_OVERRIDE_GFX_VERSION | ROCm's own: makes it report another chip than the one that is there; `doctor` warns |
 """
 
 from __future__ import annotations
@@ -14,3 +15,8 @@ from pathlib import Path
 def pack_path() -> list[Path]:
     """Folders named by GRISTMILL_PACK_PATH."""
     return [Path(part) for part in os.environ.get("GRISTMILL_PACK_PATH", "").split(os.pathsep) if part]
+
+
+def chip_override() -> str | None:
+    """The chip that ROCm is told to report instead of the true one, if any."""
+    return os.environ.get("HSA_OVERRIDE_GFX_VERSION") or None

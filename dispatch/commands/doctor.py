@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import asdict
 from typing import Any
 
 from gristmill import __version__
 from gristmill.cli import print_json
 from gristmill.drivers import driver_names, get_driver
+from gristmill.environment import chip_override
 from gristmill.errors import GristmillError, PackError
 from gristmill.packs import Pack, find_pack, pack_folders
 
 HELP = "say what can run here, and what is missing with its fix"
-
-# Overrides that make ROCm report another chip than the one that is there.
-CHIP_OVERRIDES = ("HSA_OVERRIDE_GFX_VERSION",)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +23,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     packs = [_examine_pack(folder) for folder in pack_folders()]
     drivers = [_examine_driver(name) for name in driver_names()]
-    warnings = [
-        f"{name}={os.environ[name]} hides the true chip: a pack for the wrong arch may load and give wrong results; unset it"
-        for name in CHIP_OVERRIDES
-        if os.environ.get(name)
-    ]
+    warnings = []
+    if chip_override():
+        warnings.append(
+            f"HSA_OVERRIDE_GFX_VERSION={chip_override()} hides the true chip: a pack for the wrong arch may load and "
+            "give wrong results; unset it"
+        )
     can_run = any(device["pack"] for driver in drivers for device in driver["devices"])
     document = {
         "version": __version__,

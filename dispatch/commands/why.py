@@ -9,6 +9,8 @@ from gristmill.cli import print_json
 from gristmill.commands.options import arch_list, positive
 from gristmill.cover import contiguous_alignment
 from gristmill.device import DeviceFacts, nominal_device
+from gristmill.drivers import get_driver
+from gristmill.drivers.default import first_device
 from gristmill.errors import NoKernelError
 from gristmill.packs import find_pack
 from gristmill.problem import DTYPES, OP_W4A16_GEMM, Problem, resolve_group_size
@@ -87,8 +89,6 @@ def _device(arguments: argparse.Namespace) -> DeviceFacts:
     if arguments.arch:
         device = nominal_device(arguments.arch[0])
     else:
-        from gristmill.drivers.registry import first_device
-
-        driver, ordinal = first_device()
-        device = driver.device_facts(ordinal)
+        found = first_device()
+        device = get_driver(found.driver).device_facts(found.ordinal)
     return replace(device, lds_bytes_per_block=arguments.lds_bytes) if arguments.lds_bytes else device

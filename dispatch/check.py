@@ -1,0 +1,142 @@
+"""Check real layers on a device: the packed weight through the shipped kernels, against the checkpoint's own numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill.arrays import HOST, Device, DeviceArray
+from gristmill.checkpoints.affine import AffineWeight
+from gristmill.drivers import get_driver
+from gristmill.gemm import linear
+from gristmill.packed_weight import NUMPY_DTYPES, PackedWeight, dequantize
+from gristmill.prepared import prepare
+from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
+
+# Elements around the output that no kernel may touch.
+GUARD = 128
+POISON = 0xFF  # every 16-bit float made of these bytes is a NaN
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One layer at one M."""
+
+    layer: str
+    K: int
+    N: int
+    M: int
+    dtype: str
+    entry: str
+    error_over_bound: float
+    guard_intact: bool
+    time_us: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error_over_bound <= 1 and self.guard_intact
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a device gave for one call, and the numerics of the entry that gave it."""
+
+    out: np.ndarray
+    entry: str
+    roundings: int
+    weights_in_dtype: bool
+    guard_intact: bool
+    time_us: float
+
+
+def check_layer(
+    weight: AffineWeight, device: Device, dtype: str, ms: Sequence[int], rng: np.random.Generator
+) -> list[CheckRow]:
+    """Run one layer for each M of `ms` with fresh random activations.
+
+    The bound is the kernel's (`error_bound`) on the weight that it was given, plus what rounding the checkpoint's
+    scales and zero points to `dtype` may have moved the weight (`AffineWeight.conversion_bound`).
+    """
+    packed = weight.pack(dtype)
+    dense = weight.dense()
+    moved = weight.conversion_bound(dtype)
+    call = _reference_call(packed) if device.driver == HOST else _device_call(packed, device)
+    rows = []
+    for M in ms:
+        x = rng.standard_normal((M, weight.info.K)).astype(NUMPY_DTYPES[dtype])
+        answer = call(x)
+        bound = error_bound(
+            x,
+            np.abs(dense) + moved,
+            dtype=dtype,
+            roundings=answer.roundings,
+            weights_in_dtype=answer.weights_in_dtype,
+        )
+        bound += linear_float64(np.abs(x), moved)
+        rows.append(
+            CheckRow(
+                layer=weight.info.name,
+                K=weight.info.K,
+                N=weight.info.N,
+                M=M,
+                dtype=dtype,
+                entry=answer.entry,
+                error_over_bound=worst_error_over_bound(answer.out, linear_float64(x, dense), bound),
+                guard_intact=answer.guard_intact,
+                time_us=answer.time_us,
+            )
+        )
+    return rows
+
+
+def _reference_call(packed: PackedWeight) -> Callable[[np.ndarray], Answer]:
+    """The packed weight through float64 arithmetic: shows that packing is right where there is no GPU."""
+    w = dequantize(packed)
+
+    def call(x: np.ndarray) -> Answer:
+        start = time.perf_counter()
+        out = linear_float64(x, w).astype(x.dtype)
+        return Answer(out, "reference", 1, False, True, (time.perf_counter() - start) * 1e6)
+
+    return call
+
+
+def _device_call(packed: PackedWeight, device: Device) -> Callable[[np.ndarray], Answer]:
+    """The packed weight on `device`, through select, loader and launch as for any caller."""
+    weight = packed.map(lambda array: _upload(array, device))
+    prepared = prepare(weight)
+    driver = get_driver(device.driver)
+
+    def call(x: np.ndarray) -> Answer:
+        M, N = x.shape[0], weight.N
+        x_device = DeviceArray.from_numpy(x, device)
+        memory = DeviceArray.empty(device, (M * N + 2 * GUARD,), weight.dtype)
+        memory.fill_bytes(POISON)
+        out = memory.part(GUARD, (M, N))
+        entry = prepared.choose(M, x_device.address | out.address | 2 * x.shape[1] | 2 * N | prepared.low_bits, 0)
+        start = driver.record_event(device.ordinal, 0)
+        linear(x_device, weight, out=out)
+        stop = driver.record_event(device.ordinal, 0)
+        time_us = driver.elapsed_us(device.ordinal, start, stop)
+        everything = memory.to_numpy()
+        guards = np.concatenate((everything[:GUARD], everything[GUARD + M * N :])).view(np.uint8)
+        kernel = entry.kernel.entry
+        return Answer(
+            out=everything[GUARD : GUARD + M * N].reshape(M, N),
+            entry=kernel.name,
+            roundings=kernel.roundings,
+            weights_in_dtype=kernel.weights_in_dtype,
+            guard_intact=bool((guards == POISON).all()),
+            time_us=time_us,
+        )
+
+    return call
+
+
+def _upload(array: np.ndarray, device: Device) -> DeviceArray:
+    """Upload with the rows' padding kept, which the layout relies on for alignment."""
+    row_stride = array.strides[0] // array.itemsize if array.ndim == 2 and len(array) > 1 else None
+    return DeviceArray.from_numpy(array, device, row_stride=row_stride)
