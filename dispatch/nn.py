@@ -1,0 +1,118 @@
+"""torch modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gristmill import torch_adapter
+from gristmill.errors import ArgumentError
+from gristmill.packed_weight import VALUES_PER_WORD, PackedWeight
+from gristmill.preloading import preload
+
+
+class W4A16Linear(torch.nn.Module):
+    """A linear layer with a packed 4-bit weight, for inference; takes the place of `torch.nn.Linear`.
+
+    Parameters
+    ----------
+    weight : of numpy arrays or torch tensors; its arrays become the buffers `qweight` (rows padded to 16 bytes),
+        `scales`, `zero_points`, `bias` and `perm`
+
+    Notes
+    -----
+    `.to(device)` loads every kernel that the layer can hit on that device. `.half()` and `.bfloat16()` convert scales,
+    zero points and bias as they convert the parameters of other layers.
+    """
+
+    def __init__(self, weight: PackedWeight) -> None:
+        super().__init__()
+        on_host = torch_adapter.to_torch(weight, "cpu") if not isinstance(weight.qweight, Tensor) else weight
+        self.in_features = weight.K
+        self.out_features = weight.N
+        self.group_size = weight.group_size
+        self.register_buffer("qweight", torch_adapter.pad_rows(on_host.qweight))
+        self.register_buffer("scales", on_host.scales)
+        self.register_buffer("zero_points", on_host.zero_points)
+        self.register_buffer("bias", on_host.bias)
+        self.register_buffer("perm", on_host.perm)
+        self._packed: PackedWeight | None = None
+        self._packed_from: tuple[Any, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in_features) -> (..., out_features)."""
+        if torch.compiler.is_compiling():
+            return torch.ops.gristmill.w4a16_linear(
+                x, self.qweight, self.scales, self.zero_points, self.bias, self.perm,
+                self.in_features, self.group_size,
+            )  # fmt: skip
+        return torch_adapter.linear(x, self.packed_weight())
+
+    def packed_weight(self) -> PackedWeight:
+        """The weight that the buffers hold now."""
+        buffers = self._buffers
+        qweight, scales, zero_points, bias, perm = found = (
+            buffers["qweight"], buffers["scales"], buffers["zero_points"], buffers["bias"], buffers["perm"],
+        )  # fmt: skip
+        known = self._packed_from
+        if (
+            self._packed is not None
+            and qweight is known[0]
+            and scales is known[1]
+            and zero_points is known[2]
+            and bias is known[3]
+            and perm is known[4]
+        ):
+            return self._packed
+        assert qweight is not None and scales is not None
+        self._packed = PackedWeight(
+            K=self.in_features,
+            N=self.out_features,
+            group_size=self.group_size,
+            dtype=str(scales.dtype).removeprefix("torch."),
+            qweight=qweight[:, : -(-self.in_features // VALUES_PER_WORD)],
+            scales=scales,
+            zero_points=zero_points,
+            bias=bias,
+            perm=perm,
+        )
+        self._packed_from = found
+        return self._packed
+
+    def extra_repr(self) -> str:
+        scales = self._buffers["scales"]
+        parts = [
+            f"in_features={self.in_features}",
+            f"out_features={self.out_features}",
+            f"group_size={self.group_size}",
+            f"dtype={str(scales.dtype).removeprefix('torch.') if scales is not None else None}",
+            *(f"{name}={self._buffers[name] is not None}" for name in ("zero_points", "bias", "perm")),
+        ]
+        return ", ".join(parts)
+
+    def get_extra_state(self) -> Tensor:
+        """What the buffers' shapes do not tell: K and the group size."""
+        return torch.tensor([self.in_features, self.group_size])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        K, group_size = (int(value) for value in state)
+        if (K, group_size) != (self.in_features, self.group_size):
+            raise ArgumentError(
+                f"state_dict is of a layer with K={K} group_size={group_size}, "
+                f"this one has K={self.in_features} group_size={self.group_size}"
+            )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> W4A16Linear:
+        super()._apply(fn, recurse)
+        self._packed = None
+        self._packed_from = ()
+        qweight = self._buffers["qweight"]
+        if qweight is not None and qweight.is_cuda:
+            preload(self.packed_weight())
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None, "_packed_from": ()}

@@ -1,0 +1,339 @@
+"""torch: `linear` for tensors, the op `gristmill::w4a16_linear`, and weights of tensors.
+
+Eager calls go straight to the driver. What has to see an op gets one: torch.compile, export, dispatch modes, the
+profiler and autograd. The op's CUDA key serves ROCm too; its CPU key is the float64 reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch.compiler import is_compiling
+
+from gristmill.arrays import HOST, torch_driver, view
+from gristmill.errors import (
+    ArgumentError,
+    DeviceMismatchError,
+    DTypeError,
+    GristmillError,
+    NoDeviceError,
+    ShapeError,
+    StrideError,
+)
+from gristmill.gemm import check_out, check_x, run, stream_handle
+from gristmill.packed_weight import ROW_WORDS, VALUES_PER_WORD, PackedWeight
+from gristmill.preloading import preload
+from gristmill.prepared import PreparedWeight, _prepared, device_of_weight, prepare
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+DRIVER = torch_driver(torch)
+
+MAX_OP_WEIGHTS = 16384
+
+_profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+_is_grad_enabled = torch.is_grad_enabled
+_current_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def linear(x: Tensor, weight: PackedWeight, *, out: Tensor | None = None, stream: Any = None) -> Tensor:
+    """Multiply activations of any rank by a packed 4-bit weight; see `gristmill.linear`.
+
+    Leading dimensions are flattened without a copy where their strides allow. `stream` defaults to torch's current
+    stream on the device of `x`; with another one, give `out`: torch's allocator knows the current stream only.
+    """
+    if is_compiling():
+        if out is not None or stream is not None:
+            raise ArgumentError("out and stream must be None under torch.compile")
+        return _call_op(x, weight)
+    if out is not None or stream is not None:
+        return _linear_into(x, weight, out, stream)
+    if (
+        type(x) is not Tensor
+        or not x.is_cuda
+        or (x.requires_grad and _is_grad_enabled())
+        or _len_torch_dispatch_stack()
+        or _profiler_enabled()
+    ):
+        _check_devices(x, weight)
+        return _call_op(x, weight)
+    found = _prepared.get(id(weight))
+    return _launch(x, prepare(weight) if found is None else found[1], weight.perm)
+
+
+def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
+    """The eager hot path: x on a GPU, of any rank."""
+    K = prepared.K
+    N = prepared.N
+    shape = None
+    if x.dim() != 2:
+        shape = x.shape
+        x = _rows(x, K)
+    M, columns = x.shape
+    x_row_stride, inner_stride = x.stride()
+    ordinal = x.get_device()
+    if (
+        columns != K
+        or (inner_stride != 1 and K != 1)
+        or x.dtype is not DTYPES[prepared.dtype]
+        or ordinal != prepared.ordinal
+        or prepared.device.driver != DRIVER
+    ):
+        raise _fault(x, prepared)
+    if perm is not None:
+        x = x.index_select(1, perm)
+        x_row_stride = K
+    out = x.new_empty((M, N))
+    if M:
+        out_row_stride = N
+        if M == 1:
+            x_row_stride = prepared.single_row_stride
+            out_row_stride = prepared.single_out_row_stride
+        x_address = x.data_ptr()
+        out_address = out.data_ptr()
+        low_bits = x_address | out_address | (x_row_stride | out_row_stride) << 1 | prepared.low_bits
+        stream = _current_raw_stream(ordinal)
+        choice = prepared.choices.get(M << 4 | low_bits & 15)
+        if choice is None:
+            choice = prepared.choose(M, low_bits, stream)
+        prepared.launch(choice, M, x_address, x_row_stride, out_address, out_row_stride, stream)
+    return out if shape is None else out.view(*shape[:-1], N)
+
+
+def _rows(x: Tensor, K: int) -> Tensor:
+    """x (..., K) as (M, K): a view where the strides allow."""
+    if x.dim() == 0 or x.shape[-1] != K:
+        raise ShapeError(f"x must have shape (..., K) with K={K}, got {tuple(x.shape)}")
+    if K > 1 and x.stride(-1) != 1:
+        raise StrideError(f"x must have an inner stride of one element, got {x.stride(-1)}")
+    return x.reshape(-1, K)
+
+
+def _fault(x: Tensor, prepared: PreparedWeight) -> GristmillError:
+    """What is wrong with x, of rank 2 or flattened to it."""
+    device = view(x).device
+    if device != prepared.device:
+        return DeviceMismatchError(f"x must be on {prepared.device}, the device of weight, got {device}")
+    if x.shape[1] != prepared.K:
+        return ShapeError(f"x must have shape (..., K) with K={prepared.K}, got {tuple(x.shape)}")
+    if x.dtype != DTYPES[prepared.dtype]:
+        return DTypeError(f"x must be {prepared.dtype}, the dtype of weight, got {str(x.dtype).removeprefix('torch.')}")
+    return StrideError(f"x must have an inner stride of one element, got {x.stride(1)}")
+
+
+def _check_devices(x: Tensor, weight: PackedWeight) -> None:
+    if not isinstance(weight.qweight, Tensor):
+        raise ArgumentError(
+            f"x is a torch tensor, weight has {type(weight.qweight).__name__}s; see gristmill.to_torch"
+        )
+    if x.device != weight.qweight.device:
+        raise DeviceMismatchError(
+            f"x must be on {weight.qweight.device}, the device of weight, got {x.device}"
+        )
+
+
+def _linear_into(x: Tensor, weight: PackedWeight, out: Tensor | None, stream: Any) -> Tensor:
+    _check_devices(x, weight)
+    rows = _rows(x, weight.K)
+    shape = (*x.shape[:-1], weight.N)
+    if out is None:
+        out = x.new_empty(shape)
+    if not isinstance(out, Tensor) or tuple(out.shape) != shape:
+        raise ShapeError(f"out must be a tensor of shape {shape}, got {tuple(getattr(out, 'shape', ()))}")
+    try:
+        out_rows = out.view(-1, weight.N) if out.numel() else out.reshape(rows.shape[0], weight.N)
+    except RuntimeError:
+        raise StrideError(f"out must have rows at one stride, got strides {out.stride()}") from None
+    if not x.is_cuda:
+        check_x(view(rows), weight)
+        if out.dtype != x.dtype or out.device != x.device:
+            raise ArgumentError(f"out must be {x.dtype} on {x.device}, got {out.dtype} on {out.device}")
+        out.copy_(_call_op(x, weight))
+        return out
+    prepared = prepare(weight)
+    ordinal = x.get_device()
+    handle = _current_raw_stream(ordinal) if stream is None else stream_handle(stream)
+    if weight.perm is not None:
+        check_x(view(rows), weight)
+        check_out(view(out_rows), view(rows), weight, prepared)
+        rows = rows.index_select(1, weight.perm)
+    run(view(rows), view(out_rows), weight, prepared, handle)
+    return out
+
+
+# The op.
+
+_library = torch.library.Library("gristmill", "DEF")
+_library.define(
+    "w4a16_linear(Tensor x, Tensor qweight, Tensor scales, Tensor? zero_points, Tensor? bias, Tensor? perm, "
+    "int K, int group_size) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+_op_weights: dict[tuple, PreparedWeight] = {}
+
+
+def _call_op(x: Tensor, weight: PackedWeight) -> Tensor:
+    return _op(
+        x, weight.qweight, weight.scales, weight.zero_points, weight.bias, weight.perm, weight.K, weight.group_size
+    )
+
+
+def _op_cuda(
+    x: Tensor,
+    qweight: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    perm: Tensor | None,
+    K: int,
+    group_size: int,
+) -> Tensor:
+    # All that a prepared weight is made of, so that tensors of the same memory share one and none is kept alive.
+    key = (
+        K, group_size, scales.dtype,
+        qweight.data_ptr(), qweight.shape, qweight.stride(),
+        scales.data_ptr(), scales.shape, scales.stride(),
+        zero_points is not None and (zero_points.data_ptr(), zero_points.shape, zero_points.stride()),
+        bias is not None and (bias.data_ptr(), bias.shape),
+        perm is not None and (perm.data_ptr(), perm.shape),
+    )  # fmt: skip
+    prepared = _op_weights.get(key)
+    if prepared is None:
+        prepared = PreparedWeight(_weight_of(qweight, scales, zero_points, bias, perm, K, group_size))
+        if len(_op_weights) >= MAX_OP_WEIGHTS:
+            _op_weights.clear()
+        _op_weights[key] = prepared
+    return _launch(x, prepared, perm)
+
+
+def _op_cpu(
+    x: Tensor,
+    qweight: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    perm: Tensor | None,
+    K: int,
+    group_size: int,
+) -> Tensor:
+    from gristmill.gemm import linear as host_linear
+
+    weight = to_numpy(_weight_of(qweight, scales, zero_points, bias, perm, K, group_size))
+    out = host_linear(_numpy(_rows(x, K)), weight)
+    return _tensor(out).view(*x.shape[:-1], weight.N)
+
+
+def _op_fake(
+    x: Tensor,
+    qweight: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    perm: Tensor | None,
+    K: int,
+    group_size: int,
+) -> Tensor:
+    torch._check(x.dim() > 0 and x.shape[-1] == K, lambda: f"x must have shape (..., K) with K={K}, got {x.shape}")
+    torch._check(
+        x.dtype == scales.dtype, lambda: f"x must be {scales.dtype}, the dtype of weight, got {x.dtype}"
+    )
+    return x.new_empty((*x.shape[:-1], qweight.shape[0]))
+
+
+def _weight_of(
+    qweight: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    perm: Tensor | None,
+    K: int,
+    group_size: int,
+) -> PackedWeight:
+    words = -(-K // VALUES_PER_WORD)
+    if qweight.dim() == 2 and qweight.shape[1] > words:
+        qweight = qweight[:, :words]  # rows with their padding, as modules keep them
+    return PackedWeight(
+        K=K,
+        N=qweight.shape[0],
+        group_size=group_size,
+        dtype=str(scales.dtype).removeprefix("torch."),
+        qweight=qweight,
+        scales=scales,
+        zero_points=zero_points,
+        bias=bias,
+        perm=perm,
+    )
+
+
+def _no_backward(context: Any, grad: Tensor) -> Any:
+    raise NotImplementedError("gristmill::w4a16_linear is for inference and has no gradient; call it under torch.no_grad()")
+
+
+_library.impl("w4a16_linear", _op_cuda, "CUDA")
+_library.impl("w4a16_linear", _op_cpu, "CPU")
+torch.library.register_fake("gristmill::w4a16_linear", _op_fake, lib=_library)
+torch.library.register_autograd("gristmill::w4a16_linear", _no_backward, lib=_library)
+_op = torch.ops.gristmill.w4a16_linear.default
+
+
+# Weights of tensors.
+
+
+def to_torch(weight: PackedWeight, device: torch.device | str) -> PackedWeight:
+    """The weight as torch tensors on `device`, rows padded to 16 bytes; on a GPU every kernel that it can hit is loaded.
+
+    Parameters
+    ----------
+    weight : of numpy arrays or torch tensors
+    device : as torch takes it
+
+    Raises
+    ------
+    NoPackError, NoDriverError, NoDeviceError : the device cannot be used
+    """
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise NoDeviceError(f"{device}: torch sees no GPU")
+
+    def convert(array: Any) -> Tensor:
+        tensor = array if isinstance(array, Tensor) else _tensor(array)
+        if tensor.dtype == torch.int32 and tensor.dim() == 2:
+            return pad_rows(tensor.to(device))[:, : tensor.shape[1]]
+        return tensor.to(device).contiguous()
+
+    placed = weight.map(convert)
+    if device_of_weight(placed).driver != HOST:
+        preload(placed)
+    return placed
+
+
+def to_numpy(weight: PackedWeight) -> PackedWeight:
+    """The weight as numpy arrays, which share memory with tensors on the CPU."""
+    return weight.map(lambda array: _numpy(array) if isinstance(array, Tensor) else array)
+
+
+def pad_rows(qweight: Tensor) -> Tensor:
+    """qweight (N, words) with its rows padded with zeros to a multiple of 16 bytes."""
+    N, words = qweight.shape
+    padded = qweight.new_zeros((N, -(-words // ROW_WORDS) * ROW_WORDS))
+    padded[:, :words] = qweight
+    return padded
+
+
+def _tensor(array: Any) -> Tensor:
+    """A tensor that shares memory with a numpy array; strides are kept."""
+    if str(array.dtype) == "bfloat16":
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _numpy(tensor: Tensor) -> Any:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
