@@ -105,7 +105,7 @@ def compile_variant(variant: TritonVariant, target: Target) -> CompiledObject:
 def _kernel(variant: TritonVariant) -> Any:
     """The variant's kernel, after a check that its parameters are those of the row."""
     module = importlib.import_module(variant.module)
-    function = getattr(module, variant.function, None)
+    function: Any = getattr(module, variant.function, None)
     if not hasattr(function, "arg_names"):
         raise BuildError(f"{variant.name}: {variant.module}.{variant.function} is not a @triton.jit function")
     names = list(function.arg_names)

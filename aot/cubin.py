@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 EM_CUDA = 190
 
@@ -60,7 +61,7 @@ def read_cubin(data: bytes, symbol: str) -> CubinKernel:
     if elf.header.e_machine not in ("EM_CUDA", EM_CUDA):
         raise CubinError(f"ELF machine is {elf.header.e_machine}, not CUDA")
     table = elf.get_section_by_name(".symtab")
-    names = [entry.name for entry in table.iter_symbols()] if table is not None else []
+    names = [entry.name for entry in table.iter_symbols()] if isinstance(table, SymbolTableSection) else []
     text = elf.get_section_by_name(f".text.{symbol}")
     if symbol not in names or text is None:
         raise CubinError(f"no kernel {symbol!r}; symbols: {', '.join(name for name in names if name)}")
