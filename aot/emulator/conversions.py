@@ -1,8 +1,7 @@
 """Conversions, rounding to integers, scaling by powers of two, and the approximate functions.
 
-Operands and results are bit patterns as in `float_formats`: uint32 for f32 and 32-bit integers, uint16 for f16 and
-16-bit integers. Conventions on rounding, denormals and NaN are those of that file.
-"""
+Operands and results are bit patterns as in `float_formats`: uint32 for f32 and 32-bit integers, uint16 for
+f16 and 16-bit integers. Conventions on rounding, denormals and NaN are those of that file."""
 
 from __future__ import annotations
 
@@ -202,14 +201,14 @@ def ldexp_f16(x: np.ndarray, exponent: np.ndarray, mode: FloatMode = DEFAULT_MOD
 
 
 def frexp_mant(x: np.ndarray) -> np.ndarray:
-    """v_frexp_mant_f32, v_frexp_mant_f16: the significand in [0.5, 1) with the sign; zero, infinity, NaN as they are."""
+    """v_frexp_mant_f32, v_frexp_mant_f16: the signed significand in [0.5, 1); 0, infinity, NaN stay."""
     if x.dtype == U32:
         return np.frexp(x.view(F32))[0].view(U32)
     return np.frexp(x.view(F16))[0].view(U16)
 
 
 def frexp_exp(x: np.ndarray) -> np.ndarray:
-    """v_frexp_exp_i32_f32, v_frexp_exp_i16_f16: the exponent that goes with `frexp_mant`; 0 for zero, infinity, NaN."""
+    """v_frexp_exp_i32_f32, v_frexp_exp_i16_f16: the exponent to `frexp_mant`; 0 for 0, infinity and NaN."""
     value = x.view(F32 if x.dtype == U32 else F16).astype(F64)
     exponent = np.frexp(value)[1]
     return np.where(np.isfinite(value), exponent, 0).astype(x.dtype)
@@ -217,9 +216,9 @@ def frexp_exp(x: np.ndarray) -> np.ndarray:
 
 # Approximate functions
 #
-# The hardware promises 1 unit in the last place, not which of the two neighbours. These return the float64 result
-# rounded to nearest: within that promise, but a program must not be accepted because it relies on it. The f32 forms
-# take and give no denormals, whatever MODE says; the f16 forms follow MODE.
+# The hardware promises 1 unit in the last place, not which of the two neighbours. These return the float64
+# result rounded to nearest: within that promise, but a program must not be accepted because it relies on it.
+# The f32 forms take and give no denormals, whatever MODE says; the f16 forms follow MODE.
 
 
 def rcp(x: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:

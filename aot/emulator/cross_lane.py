@@ -1,17 +1,16 @@
 """Moves between the lanes of a wave32: DPP, permlane, readlane and the LDS crossbar (ds_bpermute, ds_permute,
 ds_swizzle).
 
-A register is uint32 [waves, 32], exec is bool [waves, 32]; nothing is modified. Each vector move returns `Moved`; the
-caller writes `values` where `write & exec`.
+A register is uint32 [waves, 32], exec is bool [waves, 32]; nothing is modified. Each vector move returns
+`Moved`; the caller writes `values` where `write & exec`.
 
-A lane that is switched off still has a register, whose contents the program did not mean to share. What the hardware
-does when another lane reads it is defined (zero, no write, or the stale value) and is what these functions return; but
-compilers have been seen to emit such reads by mistake, so each move also says which lanes did it. Only lanes that are
-themselves on are reported.
+A lane that is switched off still has a register, whose contents the program did not mean to share. What the
+hardware does when another lane reads it is defined (zero, no write, or the stale value) and is what these
+functions return; but compilers have been seen to emit such reads by mistake, so each move also says which
+lanes did it. Only lanes that are themselves on are reported.
 
-Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, sections on DPP and on the LDS permute
-instructions.
-"""
+Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, sections on DPP and on the LDS
+permute instructions."""
 
 from __future__ import annotations
 
@@ -47,14 +46,11 @@ def dpp16(
 ) -> Moved:
     """Fetch operand 0 of a DPP16 instruction.
 
-    Parameters
-    ----------
-    source : uint32 [waves, 32], the register named by src0
-    exec_mask : bool [waves, 32]
-    dpp_ctrl : 9 bits: quad_perm, row_shl, row_shr, row_ror, row_mirror, row_half_mirror, row_share or row_xmask
-    row_mask, bank_mask : a clear bit stops writes to that row of 16 lanes, or to that four of each row
-    bound_ctrl : a lane without a source reads 0; otherwise it is not written
-    fetch_inactive : a lane that is off is a source like any other; otherwise it counts as none
+    Parameters ---------- source : uint32 [waves, 32], the register named by src0 exec_mask : bool [waves, 32]
+    dpp_ctrl : 9 bits: quad_perm, row_shl, row_shr, row_ror, row_mirror, row_half_mirror, row_share or
+    row_xmask row_mask, bank_mask : a clear bit stops writes to that row of 16 lanes, or to that four of each
+    row bound_ctrl : a lane without a source reads 0; otherwise it is not written fetch_inactive : a lane that
+    is off is a source like any other; otherwise it counts as none
 
     Raises
     ------
@@ -69,8 +65,10 @@ def dpp16(
 def dpp8(
     source: np.ndarray, exec_mask: np.ndarray, lane_select: int, *, fetch_inactive: bool = False
 ) -> Moved:
-    """Fetch operand 0 of a DPP8 instruction: `lane_select` holds 3 bits per lane of eight. Lanes that are off read as 0
-    unless `fetch_inactive` (the DPP8FI encoding)."""
+    """Fetch operand 0 of a DPP8 instruction: `lane_select` holds 3 bits per lane of eight.
+
+    Lanes that are off read as 0 unless `fetch_inactive` (the DPP8FI encoding).
+    """
     lanes = (_LANE & ~7) + (lane_select >> 3 * (_LANE & 7) & 7)
     return _fetch(source, exec_mask, lanes, None, True, fetch_inactive)
 
@@ -104,7 +102,7 @@ def _dpp_write_mask(row_mask: int, bank_mask: int) -> np.ndarray:
 
 
 def _fetch(source, exec_mask, lanes, exists, bound_ctrl, fetch_inactive) -> Moved:
-    """Gather `lanes` ([32], or [waves, 32] when they differ by wave) and apply the rules for missing sources."""
+    """Gather `lanes` ([32], or [waves, 32] if they differ by wave) by the rules for missing sources."""
     if lanes.ndim == 1:
         values, source_on = source[:, lanes], exec_mask[:, lanes]
     else:
@@ -141,7 +139,7 @@ def permlane16(
     ----------
     source : uint32 [waves, 32]
     exec_mask : bool [waves, 32]
-    select_low, select_high : uint32 [waves], [waves, 1] or [waves, 32]: the two scalar operands, 4 bits per lane of a row
+    select_low, select_high : uint32 [waves], [waves, 1] or [waves, 32], scalars: 4 bits per lane of a row
     fetch_inactive, bound_ctrl : op_sel[0] and op_sel[1]; they mean what they mean in DPP16
     """
     lanes = (_LANE & 16) + _permlane_select(select_low, select_high)
@@ -170,7 +168,7 @@ def permlane16_var(
     fetch_inactive: bool = False,
     bound_ctrl: bool = False,
 ) -> Moved:
-    """v_permlane16_var_b32 (gfx12): as `permlane16`, each lane naming its own source in bits 3:0 of `select`."""
+    """v_permlane16_var_b32 (gfx12): `permlane16`, each lane naming its source in bits 3:0 of `select`."""
     lanes = (_LANE & 16) + (select & np.uint32(15)).astype(np.intp)
     return _fetch(source, exec_mask, lanes, None, bound_ctrl, fetch_inactive)
 
@@ -183,7 +181,7 @@ def permlanex16_var(
     fetch_inactive: bool = False,
     bound_ctrl: bool = False,
 ) -> Moved:
-    """v_permlanex16_var_b32 (gfx12): as `permlanex16`, each lane naming its own source in bits 3:0 of `select`."""
+    """v_permlanex16_var_b32 (gfx12): `permlanex16`, each lane naming its source in bits 3:0 of `select`."""
     lanes = (_LANE & 16 ^ 16) + (select & np.uint32(15)).astype(np.intp)
     return _fetch(source, exec_mask, lanes, None, bound_ctrl, fetch_inactive)
 
@@ -208,21 +206,24 @@ def _permlane_select(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 def readlane(
     source: np.ndarray, exec_mask: np.ndarray, lane: np.ndarray | int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """v_readlane_b32: uint32 [waves], and bool [waves]: the lane was off. `lane` is modulo 32, one number or [waves]."""
+    """v_readlane_b32: uint32 [waves], and bool [waves]: the lane was off.
+
+    `lane` is taken modulo 32; one number or [waves].
+    """
     index = np.broadcast_to(np.asarray(lane).astype(np.intp) & 31, source.shape[0])
     waves = np.arange(source.shape[0])
     return source[waves, index], ~exec_mask[waves, index]
 
 
 def readfirstlane(source: np.ndarray, exec_mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """v_readfirstlane_b32: uint32 [waves] from the first lane that is on, and bool [waves]: none was, lane 0 was read."""
+    """v_readfirstlane_b32: uint32 [waves] of the first lane on, and bool [waves]: none is, lane 0 was read."""
     index = exec_mask.argmax(1)
     waves = np.arange(source.shape[0])
     return source[waves, index], ~exec_mask[waves, index]
 
 
 def writelane(destination: np.ndarray, value: np.ndarray | int, lane: np.ndarray | int) -> np.ndarray:
-    """v_writelane_b32: `destination` with one lane replaced, whatever exec says. `value` and `lane` as in `readlane`."""
+    """v_writelane_b32: `destination` with one lane replaced, whatever exec says. `lane` as in `readlane`."""
     index = np.broadcast_to(np.asarray(lane).astype(np.intp) & 31, destination.shape[0])
     result = destination.copy()
     result[np.arange(destination.shape[0]), index] = value
@@ -233,7 +234,7 @@ def writelane(destination: np.ndarray, value: np.ndarray | int, lane: np.ndarray
 
 
 def ds_bpermute(address: np.ndarray, data: np.ndarray, exec_mask: np.ndarray, offset: int = 0) -> Moved:
-    """ds_bpermute_b32: each lane pulls `data` of lane (address + offset) / 4 modulo 32, or 0 if that lane is off."""
+    """ds_bpermute_b32: each lane pulls `data` of lane (address + offset) / 4 modulo 32; 0 if that is off."""
     lanes = (address + np.uint32(offset) >> np.uint32(2) & np.uint32(31)).astype(np.intp)
     return _fetch(data, exec_mask, lanes, None, True, False)
 
@@ -241,8 +242,8 @@ def ds_bpermute(address: np.ndarray, data: np.ndarray, exec_mask: np.ndarray, of
 def ds_permute(address: np.ndarray, data: np.ndarray, exec_mask: np.ndarray, offset: int = 0) -> Moved:
     """ds_permute_b32: each lane that is on pushes `data` to lane (address + offset) / 4 modulo 32.
 
-    The highest-numbered pusher wins; a lane that nobody pushed to gets 0. `read_inactive` marks lanes on whom only
-    lanes that are off address.
+    The highest-numbered pusher wins; a lane that nobody pushed to gets 0. `read_inactive` marks the lanes
+    that only lanes that are off would have pushed to.
     """
     lanes = (address + np.uint32(offset) >> np.uint32(2) & np.uint32(31)).astype(np.intp)
     values = np.zeros_like(data)

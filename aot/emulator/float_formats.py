@@ -1,29 +1,31 @@
-"""Floating point as the RDNA3 and RDNA4 vector ALUs do it: formats, MODE, rounding, arithmetic, minimum and maximum.
+"""Floating point as the RDNA3 and RDNA4 vector ALUs do it: formats, MODE, rounding, arithmetic, minimum and
+maximum.
 
-Operands are bit patterns: uint32 arrays for f32, uint16 arrays for f16 and bf16, of any one shape (a register is
-[waves, 32]; a packed register viewed as halves is [waves, 64]). Results have the same type. Nothing is modified.
+Operands are bit patterns: uint32 arrays for f32, uint16 arrays for f16 and bf16, of any one shape (a register
+is [waves, 32]; a packed register viewed as halves is [waves, 64]). Results have the same type. Nothing is
+modified.
 
-Rounding. A result is computed in float64 and rounded once. Where float64 itself has to round (the sum in an fma), the
-float64 value is rounded to odd first: its last bit is set when anything was lost, so that the rounding that follows,
-in any direction and to any format of at most 51 bits, still sees on which side of a tie the exact value lies.
+Rounding. A result is computed in float64 and rounded once. Where float64 itself has to round (the sum in an
+fma), the float64 value is rounded to odd first: its last bit is set when anything was lost, so that the
+rounding that follows, in any direction and to any format of at most 51 bits, still sees on which side of a
+tie the exact value lies.
 
-Denormals. MODE says per width whether denormal operands and results are flushed; a flushed value keeps its sign. A
-result is flushed after rounding.
+Denormals. MODE says per width whether denormal operands and results are flushed; a flushed value keeps its
+sign. A result is flushed after rounding.
 
-NaN. A NaN result is a NaN; its sign and payload are not promised (AMD documents them for min and max only, where they
-are followed).
+NaN. A NaN result is a NaN; its sign and payload are not promised (AMD documents them for min and max only,
+where they are followed).
 
-NOTES: call under np.errstate(all="ignore"). Entering that context costs as much as an f32 add, so it is entered once
-around a run and not in here.
+NOTES: call under np.errstate(all="ignore"). Entering that context costs as much as an f32 add, so it is
+entered once around a run and not in here.
 
-Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, chapters on MODE, VALU and the pseudocode of
-each instruction.
-"""
+Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, chapters on MODE, VALU and the
+pseudocode of each instruction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -38,7 +40,7 @@ F16, F32, F64 = np.float16, np.float32, np.float64
 
 @dataclass(frozen=True)
 class FloatMode:
-    """The floating-point part of a wave's MODE register. The defaults are what compilers set for compute kernels."""
+    """The floating-point part of a wave's MODE; the defaults are what compilers set for compute kernels."""
 
     round_f32: int = NEAREST_EVEN
     round_f16: int = NEAREST_EVEN  # of f64 too
@@ -174,7 +176,8 @@ def encode_f16(x: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:
 
 def encode_bf16(x: np.ndarray) -> np.ndarray:
     """float64, exact or rounded to odd, to the nearest even bf16 bits. Denormals are kept."""
-    # Through f32 rounded to odd: 24 bits hold the 8 of bf16 and the two that decide the rounding, denormals included.
+    # Through f32 rounded to odd: 24 bits hold the 8 of bf16 and the two that decide the rounding, denormals
+    # included.
     return f32_to_bf16(to_odd_f32(x))
 
 
@@ -188,7 +191,7 @@ def to_odd_f32(x: np.ndarray) -> np.ndarray:
 
 
 def _redirect(bits, rounded, exact, rounding, sign, one):
-    """Turn a nearest-even result into that of another rounding mode, stepping by one unit where it lies wrongly."""
+    """A nearest-even result to that of another rounding mode: one unit on where it lies on the wrong side."""
     if rounding == NEAREST_EVEN:
         return bits
     rounded = rounded.astype(F64)
@@ -209,8 +212,8 @@ def bf16_to_f32(x: np.ndarray) -> np.ndarray:
 def f32_to_bf16(x: np.ndarray) -> np.ndarray:
     """f32 bits to the nearest even bf16 bits; a NaN stays one (quiet).
 
-    gfx11 and gfx12 have no such instruction (it came with gfx950 and gfx1250): kernels do it with integer operations.
-    This one rounds the bf16 results of dot products and WMMA, and serves tests.
+    gfx11 and gfx12 have no such instruction (it came with gfx950 and gfx1250): kernels do it with integer
+    operations. This one rounds the bf16 results of dot products and WMMA.
     """
     rounded = x + U32(0x7FFF) + (x >> U32(16) & U32(1)) >> U32(16)
     return np.where(is_nan(x), x >> U32(16) | U32(0x40), rounded).astype(U16)
@@ -236,7 +239,7 @@ def add_f32(a: np.ndarray, b: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.
     """v_add_f32; a subtraction negates an operand first."""
     if mode.f32_is_default:
         return (a.view(F32) + b.view(F32)).view(U32)
-    return encode_f32(add_to_odd(decode_f32(a, mode), decode_f32(b, mode)), mode)
+    return encode_f32(_exact_sum(decode_f32(a, mode), decode_f32(b, mode), mode.round_f32), mode)
 
 
 def mul_f32(a: np.ndarray, b: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:
@@ -257,14 +260,14 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: FloatMode = DEFAU
     """v_fma_f32 and its kin: a * b + c, rounded once."""
     if not mode.f32_is_default:
         product = decode_f32(a, mode) * decode_f32(b, mode)
-        return encode_f32(add_to_odd(product, decode_f32(c, mode)), mode)
+        return encode_f32(_exact_sum(product, decode_f32(c, mode), mode.round_f32), mode)
     product = a.view(F32).astype(F64) * b.view(F32)  # 48 bits: exact
     addend = c.view(F32)
     total = product + addend
     result = total.astype(F32).view(U32)
-    # Rounding twice differs from rounding once only where the float64 sum is a tie of f32: its low 29 bits are 1 and
-    # zeros, or the result is denormal, where ties lie elsewhere. (A sum that rounds to 0 is exact: both its terms are
-    # then near 2^-149 and the product's 48 bits end above float64's reach.)
+    # Rounding twice differs from rounding once only where the float64 sum is a tie of f32: its low 29 bits
+    # are 1 and zeros, or the result is denormal, where ties lie elsewhere. (A sum that rounds to 0 is exact:
+    # both its terms are then near 2^-149 and the product's 48 bits end above float64's reach.)
     low = np.ascontiguousarray(total).view(U32)[..., ::2]
     suspect = (low & U32(0x1FFFFFFF)) == U32(0x10000000)
     suspect |= (result << U32(1)) - U32(1) <= U32(0x00FFFFFF)
@@ -275,7 +278,7 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: FloatMode = DEFAU
 
 def add_f16(a: np.ndarray, b: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:
     """v_add_f16."""
-    return encode_f16(decode_f16(a, mode) + decode_f16(b, mode), mode)  # 41 bits: exact
+    return encode_f16(_exact_sum(decode_f16(a, mode), decode_f16(b, mode), mode.round_f16), mode)
 
 
 def mul_f16(a: np.ndarray, b: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:
@@ -288,10 +291,18 @@ def fma_f16(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: FloatMode = DEFAU
     product = decode_f16(a, mode) * decode_f16(b, mode)
     addend = decode_f16(c, mode)
     if mode.round_f16 == NEAREST_EVEN:
-        # A sum at a tie of f16 is exact: the product supplies the tie's last bit, so the sum spans at most 34 bits.
-        # Elsewhere float64's rounding cannot carry the sum over a tie.
+        # A sum at a tie of f16 is exact: the product supplies the tie's last bit, so the sum spans at most 34
+        # bits. Elsewhere float64's rounding cannot carry the sum over a tie.
         return encode_f16(product + addend, mode)
-    return encode_f16(add_to_odd(product, addend), mode)
+    return encode_f16(_exact_sum(product, addend, mode.round_f16), mode)
+
+
+def _exact_sum(p, c, rounding):
+    """p + c rounded to odd; a sum that cancels to zero is -0 when rounding down, +0 otherwise."""
+    total = add_to_odd(p, c)
+    if rounding == TOWARD_NEGATIVE:
+        return np.where((total == 0) & (np.signbit(p) | np.signbit(c)), -0.0, total)
+    return total
 
 
 # Minimum and maximum
@@ -386,14 +397,13 @@ def clamp(x: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:
     """The clamp bit of VOP3: to [0, 1], of uint32 (f32) or uint16 (f16); NaN to 0 if MODE.DX10_CLAMP."""
     one = U32(0x3F800000) if x.dtype == U32 else U16(0x3C00)
     zero = x.dtype.type(0)
-    value = x.view(F32 if x.dtype == U32 else F16)
+    value: np.ndarray = x.view(F32) if x.dtype == U32 else x.view(F16)
     result = np.where(value >= 1, one, np.where(value > 0, x, zero))
     return result if mode.dx10_clamp else np.where(is_nan(x), x, result)
 
 
 def output_scale_f32(x: np.ndarray, omod: int, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:
-    """The omod field of VOP3 on an f32 result: 0 none, 1 times 2, 2 times 4, 3 half. Ignored if denormal results are
-    kept."""
+    """The omod field of VOP3: 0 none, 1 times 2, 2 times 4, 3 half; ignored if denormal results are kept."""
     if omod == 0 or not mode.flush_f32_out:
         return x
     factor = np.array([2.0, 4.0, 0.5], F32)[omod - 1]

@@ -1,32 +1,35 @@
 """WMMA, the matrix multiply-accumulate of a whole wave32, in both register layouts.
 
-D[16,16] = A[16,K] @ B[K,16] + C[16,16]; K is 16 (32 for one gfx12 instruction). EXEC is ignored. Registers are uint32
-[regs, waves, 32].
+D[16,16] = A[16,K] @ B[K,16] + C[16,16]; K is 16 (32 for one gfx12 instruction). EXEC is ignored. Registers
+are uint32 [regs, waves, 32].
 
-gfx11  A  8 VGPRs (16-bit), 4 (iu8), 2 (iu4): lane l holds row l % 16, all K in ascending order, low bits first. Lanes
+gfx11  A  8 VGPRs (16-bit), 4 (iu8), 2 (iu4): lane l holds row l % 16, all K in ascending order, low bits
+first. Lanes
           16-31 must repeat lanes 0-15.
-       B  the same with columns in place of rows.
-       C  8 VGPRs: VGPR v of lane l is row 2v + l // 16, column l % 16. A 16-bit C or D fills one half of each VGPR,
+       B  the same with columns in place of rows. C  8 VGPRs: VGPR v of lane l is row 2v + l // 16, column l %
+       16. A 16-bit C or D fills one half of each VGPR,
           the half that op_sel[2] names, and leaves the other alone.
-gfx12  A  4 VGPRs (16-bit), 2 (iu8), 1 (iu4), 2 (iu4, K = 32): lane l holds row l % 16; lanes 0-15 the first half of K,
+gfx12  A  4 VGPRs (16-bit), 2 (iu8), 1 (iu4), 2 (iu4, K = 32): lane l holds row l % 16; lanes 0-15 the first
+half of K,
           lanes 16-31 the second.
-       B  the same with columns in place of rows.
-       C  8 VGPRs (32-bit): VGPR v of lane l is row 8 * (l // 16) + v, column l % 16. 16-bit: 4 VGPRs, two rows each.
+       B  the same with columns in place of rows. C  8 VGPRs (32-bit): VGPR v of lane l is row 8 * (l // 16) +
+       v, column l % 16. 16-bit: 4 VGPRs, two rows each.
 
-The order of k inside a lane cannot be seen in a result: A and B use the same one, and the sum below does not depend on
-order.
+The order of k inside a lane cannot be seen in a result: A and B use the same one, and the sum below does not
+depend on order.
 
-Numbers. AMD does not document in what order, with how many bits and with how many roundings the hardware adds the 17
-terms of an element. Integer results are exact (modulo 2^32, or saturated). A floating-point element is computed here as
-the sum in float64 (products are exact, the sum is within 2^-48 of the sum of magnitudes) and rounded once, to nearest
-even, to the type of D; denormals are kept on both sides. That is the right model for a verifier whose criterion is a
-bound on the error against an exact reference, K * 2^-24 * (|A| @ |W|) for fp32 accumulation: the bound already pays for
-any order with one rounding per added term, so a kernel is judged by what it does (indexes, scales, the number of WMMAs,
-the type it keeps its sum in), and hardware that adds in another order stays inside the same bound. It is the wrong
-model for predicting bits: do not compare WMMA results of the emulator and of a device for equality.
+Numbers. AMD does not document in what order, with how many bits and with how many roundings the hardware adds
+the 17 terms of an element. Integer results are exact (modulo 2^32, or saturated). A floating-point element is
+computed here as the sum in float64 (products are exact, the sum is within 2^-48 of the sum of magnitudes) and
+rounded once, to nearest even, to the type of D; denormals are kept on both sides. That is the right model for
+a verifier whose criterion is a bound on the error against an exact reference, K * 2^-24 * (|A| @ |W|) for
+fp32 accumulation: the bound already pays for any order with one rounding per added term, so a kernel is
+judged by what it does (indexes, scales, the number of WMMAs, the type it keeps its sum in), and hardware that
+adds in another order stays inside the same bound. It is the wrong model for predicting bits: do not compare
+WMMA results of the emulator and of a device for equality.
 
-Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, sections on WMMA; GPUOpen's articles on WMMA
-for RDNA3 and on the matrix cores of RDNA4.
+Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, sections on WMMA; GPUOpen's
+articles on WMMA for RDNA3 and on the matrix cores of RDNA4.
 """
 
 from __future__ import annotations
@@ -58,13 +61,11 @@ def wmma_gfx11(
 ) -> np.ndarray:
     """Execute a gfx11 WMMA.
 
-    Parameters
-    ----------
-    kind : "f32_f16", "f32_bf16", "f16_f16", "bf16_bf16", "i32_iu8" or "i32_iu4", as in the mnemonic
-    a, b : uint32 [8, 4 or 2, waves, 32]
-    c : uint32 [8, waves, 32]
-    neg, neg_hi : the modifier bits of A, B and C. Floating point: neg[0:2] negates the even k of A and B, neg_hi[0:2]
-        the odd ones; neg_hi[2] takes |C|, then neg[2] negates it. Integer: neg[0] and neg[1] make A and B signed.
+    Parameters ---------- kind : "f32_f16", "f32_bf16", "f16_f16", "bf16_bf16", "i32_iu8" or "i32_iu4", as in
+    the mnemonic a, b : uint32 [8, 4 or 2, waves, 32] c : uint32 [8, waves, 32] neg, neg_hi : the modifier
+    bits of A, B and C. Floating point: neg[0:2] negates the even k of A and B, neg_hi[0:2]
+        the odd ones; neg_hi[2] takes |C|, then neg[2] negates it. Integer: neg[0] and neg[1] make A and B
+        signed.
     clamp : integer only: saturate to int32 instead of wrapping
     high : op_sel[2]: a 16-bit C and D are in the high halves
     old : uint32 [8, waves, 32], D before the instruction; needed for a 16-bit D, whose other halves stay
@@ -75,7 +76,7 @@ def wmma_gfx11(
     """
     if kind in INTEGER_KINDS:
         bits = INTEGER_KINDS[kind]
-        a, b = (_elements(x[..., :16], bits, bool(signed)) for x, signed in zip((a, b), neg))
+        a, b = (_elements(x[..., :16], bits, bool(signed)) for x, signed in zip((a, b), neg[:2], strict=True))
         return _scatter_gfx11(_integer_sum(a, b, _gather_gfx11(c).view(np.int32), clamp))
     operand, result = FLOAT_KINDS[kind]
     a = _float_elements(a[..., :16], operand, neg[0], neg_hi[0])
@@ -104,7 +105,8 @@ def wmma_gfx12(
     neg_hi: tuple[int, int, int] = (0, 0, 0),
     clamp: bool = False,
 ) -> np.ndarray:
-    """Execute a gfx12 WMMA. `kind` and the modifiers are those of `wmma_gfx11`; K follows from the size of `a`.
+    """Execute a gfx12 WMMA. `kind` and the modifiers are those of `wmma_gfx11`; K follows from the size of
+    `a`.
 
     Parameters
     ----------
@@ -117,7 +119,9 @@ def wmma_gfx12(
     """
     if kind in INTEGER_KINDS:
         bits = INTEGER_KINDS[kind]
-        a, b = (_join_halves(_elements(x, bits, bool(signed))) for x, signed in zip((a, b), neg))
+        a, b = (
+            _join_halves(_elements(x, bits, bool(signed))) for x, signed in zip((a, b), neg[:2], strict=True)
+        )
         return _scatter_gfx12(_integer_sum(a, b, _gather_gfx12(c).view(np.int32), clamp))
     operand, result = FLOAT_KINDS[kind]
     a = _join_halves(_float_elements(a, operand, neg[0], neg_hi[0]))
@@ -139,7 +143,7 @@ def halves_differ(operand: np.ndarray) -> np.ndarray:
 
 
 def _words(x: np.ndarray) -> np.ndarray:
-    """uint32 [regs, waves, lanes] to [waves, lanes, regs], contiguous, so that a view gives elements in order of k."""
+    """uint32 [regs, waves, lanes] to [waves, lanes, regs], contiguous: a view gives elements by rising k."""
     return np.ascontiguousarray(x.transpose(1, 2, 0))
 
 

@@ -1,8 +1,7 @@
 """VOP3P arithmetic: packed f16 and 16-bit integers, mixed precision fma, dot products.
 
-Registers are uint32 [waves, 32] (or [waves, 1], a scalar operand). `Select` carries the operand modifiers that these
-instructions share. Conventions on rounding, denormals and NaN are those of `float_formats`.
-"""
+Registers are uint32 [waves, 32] (or [waves, 1], a scalar operand). `Select` carries the operand modifiers
+that these instructions share. Conventions on rounding, denormals and NaN are those of `float_formats`."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ PLAIN = Select()
 
 
 def halves(x: np.ndarray, operand: int, select: Select = PLAIN) -> np.ndarray:
-    """Operand number `operand` as uint16 [waves, 64]: for each lane what the low result takes, then the high one."""
+    """Operand `operand` as uint16 [waves, 64]: per lane what the low result takes, then the high one."""
     op_sel, op_sel_hi, neg_lo, neg_hi = (field >> operand & 1 for field in select)
     if (op_sel, op_sel_hi) == (0, 0):
         x = (x & U32(0xFFFF)) * U32(0x10001)
@@ -185,8 +184,8 @@ def fma_mix_f32(
     op_sel_hi : bit i: operand i is f16, in the half that bit i of `op_sel` names; otherwise it is f32
     neg, absolute : the fields neg_lo and neg_hi, which are sign modifiers here: |x| first, then -x
     """
-    operands = (_mix_operand(x, i, op_sel, op_sel_hi, neg, absolute, mode) for i, x in enumerate((a, b, c)))
-    result = fma_f32(*operands, mode)
+    a, b, c = (_mix_operand(x, i, op_sel, op_sel_hi, neg, absolute, mode) for i, x in enumerate((a, b, c)))
+    result = fma_f32(a, b, c, mode)
     return clamp(result, mode) if saturate else result
 
 
@@ -245,10 +244,10 @@ def _fma_mix_f16(a, b, c, op_sel, op_sel_hi, neg, absolute, mode, saturate):
 
 # Floating-point dot products
 #
-# AMD's pseudocode adds one product after the other, low half first, each step in the type of the result. That is what
-# these do; it is also the reading with the most roundings. LLVM records that v_dot2_f32_f16 flushes f32 denormals
-# whatever MODE says; the bf16 forms, whose denormals are those of f32, are taken to do the same. Rounding is to nearest
-# even.
+# AMD's pseudocode adds one product after the other, low half first, each step in the type of the result. That
+# is what these do; it is also the reading with the most roundings. LLVM records that v_dot2_f32_f16 flushes
+# f32 denormals whatever MODE says; the bf16 forms, whose denormals are those of f32, are taken to do the
+# same. Rounding is to nearest even.
 
 
 def dot2_f32_f16(
@@ -263,7 +262,7 @@ def dot2_f32_f16(
 def dot2_f32_bf16(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, select: Select = PLAIN, saturate: bool = False
 ) -> np.ndarray:
-    """v_dot2_f32_bf16, and v_dot2acc_f32_bf16 with the destination as `c`: (c + a.lo * b.lo) + a.hi * b.hi."""
+    """v_dot2_f32_bf16, and v_dot2acc_f32_bf16 with the destination as `c`; the sum of `dot2_f32_f16`."""
     products = bf16_to_f32(flush_bf16(halves(a, 0, select))).view(F32)
     products *= bf16_to_f32(flush_bf16(halves(b, 1, select))).view(F32)  # 16 bits: exact within f32's range
     products = flush_f32(products.view(U32)).view(F32)
@@ -294,7 +293,8 @@ def dot2_bf16_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     def value(x):
         return bf16_to_f32(x).view(F32)
 
-    # A product of two bf16 is exact in f32; so is, as far as bf16's rounding can see, their sum (24 >= 2 * 8 + 2).
+    # A product of two bf16 is exact in f32; so is, as far as bf16's rounding can see, their sum (24 >= 2 * 8
+    # + 2).
     products = rounded(value(flush_bf16(halves(a, 0))) * value(flush_bf16(halves(b, 1))))
     total = rounded(value(flush_bf16(c)) + value(products[..., 0::2]))
     return rounded(value(total) + value(products[..., 1::2]))
@@ -306,7 +306,7 @@ def dot2_bf16_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 def dot4_i32_iu8(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, neg_lo: int = 0, saturate: bool = False
 ) -> np.ndarray:
-    """v_dot4_i32_iu8: c + the sum of four products. neg_lo bit 0 makes a signed, bit 1 b; `saturate` to int32."""
+    """v_dot4_i32_iu8: c + four products. Bit 0 of neg_lo makes a signed, bit 1 b; `saturate` to int32."""
     a, b = (_bytes(x, bool(neg_lo >> i & 1)) for i, x in enumerate((a, b)))
     return _integer_dot(a * b, c.view(np.int32), saturate)
 
