@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gristmill.device import PACKS_FOR_ARCH
 from gristmill.environment import pack_path
 from gristmill.errors import DamagedPackError, ManifestError, NoPackError
 from gristmill.manifest import Entry, Manifest
+from gristmill.verified import Record, read_records
 
 NAMESPACE = "gristmill_packs"
 
@@ -50,18 +49,14 @@ class Pack:
             )
         return code
 
-    def verified(self) -> Mapping[str, Any]:
-        """Per entry on what it was run and how far it was off; empty where the pack has no record."""
+    def verified(self) -> dict[str, Record]:
+        """Per entry on what it was run and how far it was off; only records of the objects that are in the pack."""
         path = self.folder / "verified.json"
         if not path.exists():
             return {}
-        try:
-            record = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ManifestError(f"{path}: {error}") from None
-        if not isinstance(record, dict) or not isinstance(record.get("entries"), dict):
-            raise ManifestError(f"{path}: must be an object with 'entries'")
-        return record["entries"]
+        records = read_records(path.read_bytes(), str(path))
+        entries = self.manifest.entries
+        return {name: record for name, record in records.items() if name in entries and record.object == entries[name].object}
 
 
 def distribution_name(arch: str) -> str:

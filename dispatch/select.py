@@ -46,10 +46,11 @@ def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selecti
         for name in rule.entries:
             entry = manifest.entries[name]
             if not unmet_needs(entry, problem, device):
+                grid, dynamic_shared_bytes = launch_shape(entry, problem, device)
                 return Selection(
                     entry=entry,
-                    grid=_grid(entry, values),
-                    dynamic_shared_bytes=entry.dynamic_shared_bytes(values),
+                    grid=grid,
+                    dynamic_shared_bytes=dynamic_shared_bytes,
                     origin=rule.origin,
                     is_floor=index == len(manifest.policy) - 1,
                 )
@@ -82,10 +83,10 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
     if threads > device.max_threads_per_block:
         reasons.append(f"needs {threads} threads a block, the device has {device.max_threads_per_block}")
     try:
-        shared_bytes = entry.static_shared_bytes + entry.dynamic_shared_bytes(values)
-        grid = _grid(entry, values)
+        grid, dynamic_shared_bytes = launch_shape(entry, problem, device)
     except FormulaError as error:
         return [*reasons, str(error)]
+    shared_bytes = entry.static_shared_bytes + dynamic_shared_bytes
     if shared_bytes > device.lds_bytes_per_block:
         reasons.append(f"needs {shared_bytes} bytes of shared memory, the device has {device.lds_bytes_per_block}")
     if any(not 0 <= blocks <= most for blocks, most in zip(grid, MAX_GRID, strict=True)):
@@ -93,9 +94,11 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
     return reasons
 
 
-def _grid(entry: Entry, values: dict[str, int]) -> tuple[int, int, int]:
+def launch_shape(entry: Entry, problem: Problem, device: DeviceFacts) -> tuple[tuple[int, int, int], int]:
+    """Grid in blocks and dynamic shared memory in bytes with which `entry` is launched for `problem`."""
+    values = {**problem.names(), **device.names()}
     x, y, z = entry.grid
-    return x(values), y(values), z(values)
+    return (x(values), y(values), z(values)), entry.dynamic_shared_bytes(values)
 
 
 def _holds(condition: Formula, values: dict[str, int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
 from gristmill.cli import print_json
 from gristmill.commands.options import arch_list
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
                         "static_shared_bytes": entry.static_shared_bytes,
                         "dynamic_shared_bytes": entry.dynamic_shared_bytes.text,
                     },
-                    "verified": verified.get(entry.name),
+                    "verified": asdict(verified[entry.name]) if entry.name in verified else None,
                 }
             )
     if arguments.json:
