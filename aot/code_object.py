@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import struct
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from elftools.common.exceptions import ELFError
 
 from gristmill.aot.amdgpu_code_object import CodeObject, CodeObjectError
 from gristmill.aot.cubin import CubinError, read_cubin
@@ -63,6 +66,8 @@ def read_facts(code: bytes, kind: str, symbol: str) -> ObjectFacts:
         kernel = hsaco.kernel(symbol)
     except (CubinError, CodeObjectError) as error:
         raise ObjectError(str(error)) from None
+    except (ELFError, LookupError, TypeError, ValueError, struct.error) as error:
+        raise ObjectError(f"a damaged {kind}: {type(error).__name__}: {error}") from None
     if kernel.hidden_args:
         names = ", ".join(sorted({argument.value_kind for argument in kernel.hidden_args}))
         raise ObjectError(f"{symbol} takes hidden arguments, which a launch does not give: {names}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import subprocess
 import sys
@@ -144,7 +146,7 @@ def test_unknown_arch_is_refused():
         ({"symbol": "other"}, "no kernel 'other' in this gfx1151 code object; it has \\['tiny'\\]"),
         ({"arguments": argument_layout(TINY)[:-1]}, "takes arguments of .* bytes, its row says"),
         ({"threads": 128}, "compiled for blocks of 64 threads, its row says 128"),
-        ({"code": b"\x7fELF cut short"}, "not an ELF file|unpack|EOF|end of"),
+        ({"code": b"\x7fELF"}, "not an ELF file"),
     ],
 )
 def test_object_that_is_not_its_row_is_refused(change, message):
@@ -160,6 +162,21 @@ def test_object_that_is_not_its_row_is_refused(change, message):
     check_object(**right)
     with pytest.raises(ObjectError, match=message):
         check_object(**{**right, **change})
+
+
+@pytest.mark.parametrize("arch", ["gfx1201", "sm90"])
+def test_cut_or_altered_object_is_read_or_refused_but_nothing_else(arch):
+    compiled = compile_variant(TINY, TARGETS[arch])
+    kind, size = TARGETS[arch].kind, len(compiled.code)
+    for end in range(0, size, 501):
+        with pytest.raises(ObjectError):
+            read_facts(compiled.code[:end], kind, compiled.symbol)
+    dice = random.Random(arch)
+    for _ in range(300):
+        altered = bytearray(compiled.code)
+        altered[dice.randrange(size)] ^= 1 << dice.randrange(8)
+        with contextlib.suppress(ObjectError):
+            read_facts(bytes(altered), kind, compiled.symbol)
 
 
 def test_environment_is_given_back(monkeypatch):
