@@ -6,6 +6,7 @@ profiler and autograd. The op's CUDA key serves ROCm too; its CPU key is the flo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ MAX_OP_WEIGHTS = 16384
 
 _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 _is_grad_enabled = torch.is_grad_enabled
-_current_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0)
 
 
 def linear(x: Tensor, weight: PackedWeight, *, out: Tensor | None = None, stream: Any = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -162,7 +163,7 @@ class CudaDriver:
             return self._bindings
         with self._lock:
             try:
-                from cuda.bindings import driver as cuda
+                cuda = importlib.import_module("cuda.bindings.driver")
             except ImportError as error:
                 raise NoDriverError(f"cuda-python cannot be imported ({error}); {INSTALL_PACKAGE}") from error
             try:

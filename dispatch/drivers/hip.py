@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -175,7 +176,7 @@ class HipDriver:
             return self._bindings
         with self._lock:
             try:
-                from hip import hip
+                hip = importlib.import_module("hip").hip
             except ImportError as error:
                 raise NoDriverError(f"hip-python cannot be imported ({error}); {INSTALL_PACKAGE}") from error
             try:
