@@ -57,8 +57,10 @@ def dpp16(
     UnimplementedInstruction : `dpp_ctrl` is reserved, or a wave shift or row broadcast of gfx9
     """
     lanes, in_row = _dpp16_lanes(dpp_ctrl)
-    enabled = _dpp_write_mask(row_mask, bank_mask)
     moved = _fetch(source, exec_mask, lanes, in_row, bound_ctrl, fetch_inactive)
+    if row_mask == bank_mask == 0xF:
+        return moved
+    enabled = _dpp_write_mask(row_mask, bank_mask)
     return Moved(moved.values, moved.write & enabled, moved.read_inactive & enabled)
 
 
@@ -103,22 +105,26 @@ def _dpp_write_mask(row_mask: int, bank_mask: int) -> np.ndarray:
 
 def _fetch(source, exec_mask, lanes, exists, bound_ctrl, fetch_inactive) -> Moved:
     """Gather `lanes` ([32], or [waves, 32] if they differ by wave) by the rules for missing sources."""
-    if lanes.ndim == 1:
-        values, source_on = source[:, lanes], exec_mask[:, lanes]
-    else:
-        values, source_on = np.take_along_axis(source, lanes, 1), np.take_along_axis(exec_mask, lanes, 1)
-    read_inactive = exec_mask & ~source_on
+    values = _gather(source, lanes)
+    valid = np.ones(values.shape, bool)
     if exists is not None:
-        read_inactive &= exists
-    if fetch_inactive:
-        valid = np.broadcast_to(True if exists is None else exists, values.shape)
+        valid &= exists
+    if exec_mask.all():
+        read_inactive = np.zeros(values.shape, bool)
     else:
-        valid = source_on if exists is None else source_on & exists
+        source_on = _gather(exec_mask, lanes)
+        read_inactive = exec_mask & valid & ~source_on
+        if not fetch_inactive:
+            valid &= source_on
     if bound_ctrl:
-        return Moved(
-            np.where(valid, values, np.uint32(0)), np.broadcast_to(True, values.shape), read_inactive
-        )
+        return Moved(values * valid, np.ones(values.shape, bool), read_inactive)
     return Moved(values, valid, read_inactive)
+
+
+def _gather(x, lanes):
+    if lanes.ndim == 1:
+        return x.take(lanes, 1)
+    return x.ravel().take(lanes + LANES * np.arange(x.shape[0])[:, None])
 
 
 # permlane
@@ -216,7 +222,7 @@ def readlane(
 
 
 def readfirstlane(source: np.ndarray, exec_mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """v_readfirstlane_b32: uint32 [waves] of the first lane on, and bool [waves]: none is, lane 0 was read."""
+    """v_readfirstlane_b32: uint32 [waves] of the first lane on; bool [waves]: none is, lane 0 was read."""
     index = exec_mask.argmax(1)
     waves = np.arange(source.shape[0])
     return source[waves, index], ~exec_mask[waves, index]
@@ -254,7 +260,7 @@ def ds_permute(address: np.ndarray, data: np.ndarray, exec_mask: np.ndarray, off
         values[waves[on], lanes[on, lane]] = data[on, lane]
         received[waves[on], lanes[on, lane]] = True
         addressed[waves, lanes[:, lane]] = True
-    return Moved(values, np.broadcast_to(True, values.shape), exec_mask & addressed & ~received)
+    return Moved(values, np.ones(values.shape, bool), exec_mask & addressed & ~received)
 
 
 def ds_swizzle(data: np.ndarray, exec_mask: np.ndarray, offset: int) -> Moved:

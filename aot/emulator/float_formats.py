@@ -278,7 +278,10 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: FloatMode = DEFAU
 
 def add_f16(a: np.ndarray, b: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:
     """v_add_f16."""
-    return encode_f16(_exact_sum(decode_f16(a, mode), decode_f16(b, mode), mode.round_f16), mode)
+    total, other = decode_f16(a, mode), decode_f16(b, mode)
+    if mode.round_f16 == NEAREST_EVEN:
+        return encode_f16(total + other, mode)  # 41 bits: exact
+    return encode_f16(_exact_sum(total, other, mode.round_f16), mode)
 
 
 def mul_f16(a: np.ndarray, b: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:

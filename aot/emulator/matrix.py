@@ -119,13 +119,11 @@ def wmma_gfx12(
     """
     if kind in INTEGER_KINDS:
         bits = INTEGER_KINDS[kind]
-        a, b = (
-            _join_halves(_elements(x, bits, bool(signed))) for x, signed in zip((a, b), neg[:2], strict=True)
-        )
+        a, b = (_elements(_join_halves(x), bits, bool(s)) for x, s in zip((a, b), neg[:2], strict=True))
         return _scatter_gfx12(_integer_sum(a, b, _gather_gfx12(c).view(np.int32), clamp))
     operand, result = FLOAT_KINDS[kind]
-    a = _join_halves(_float_elements(a, operand, neg[0], neg_hi[0]))
-    b = _join_halves(_float_elements(b, operand, neg[1], neg_hi[1]))
+    a = _float_elements(_join_halves(a), operand, neg[0], neg_hi[0])
+    b = _float_elements(_join_halves(b), operand, neg[1], neg_hi[1])
     if result == "f32":
         return _scatter_gfx12(_float_sum(a, b, _gather_gfx12(c), result, neg[2], neg_hi[2]))
     return _scatter_packed_gfx12(_float_sum(a, b, _gather_packed_gfx12(c), result, neg[2], neg_hi[2]))
@@ -159,14 +157,18 @@ def _elements(x, bits, signed):
     packed = _words(x).view(np.uint8)
     if bits == 8:
         return packed.view(np.int8 if signed else np.uint8).astype(np.float64)
-    nibbles = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], -1).reshape(*packed.shape[:-1], -1)
-    values = nibbles.astype(np.float64)
-    return np.where(values > 7, values - 16, values) if signed else values
+    nibbles = np.empty((*packed.shape, 2), np.uint8)
+    np.bitwise_and(packed, np.uint8(15), out=nibbles[..., 0])
+    np.right_shift(packed, np.uint8(4), out=nibbles[..., 1])
+    if signed:
+        nibbles ^= np.uint8(8)
+    values = nibbles.reshape(*packed.shape[:-1], -1).astype(np.float64)
+    return values - 8 if signed else values
 
 
 def _join_halves(x):
-    """gfx12: [waves, 32, K / 2] to [waves, 16, K]."""
-    return np.concatenate([x[:, :16], x[:, 16:]], 2)
+    """gfx12: [regs, waves, 32] to [2 * regs, waves, 16], the registers of a row in order of k."""
+    return x.reshape(x.shape[0], -1, 2, 16).transpose(2, 0, 1, 3).reshape(-1, x.shape[1], 16)
 
 
 def _decode(halves, kind):
@@ -207,6 +209,13 @@ def _scatter_packed_gfx12(d):
 # Sums
 
 
+def _products(a, b):
+    """A @ B for each wave, from rows of A and columns of B."""
+    return np.matmul(
+        a, np.ascontiguousarray(b.transpose(0, 2, 1))
+    )  # twice as fast as from the transposed view
+
+
 def _float_sum(a, b, c, kind, neg, absolute):
     """float64 a, b [waves, 16, K] and bits of C to bits of D, [waves, 16, 16]."""
     addend = c.view(np.float32).astype(np.float64) if kind == "f32" else _decode(c, kind)
@@ -214,7 +223,7 @@ def _float_sum(a, b, c, kind, neg, absolute):
         addend = np.abs(addend)
     if neg:
         addend = -addend
-    total = np.matmul(a, b.transpose(0, 2, 1))
+    total = _products(a, b)
     total += addend
     if kind == "f32":
         return total.astype(np.float32).view(np.uint32)
@@ -222,7 +231,7 @@ def _float_sum(a, b, c, kind, neg, absolute):
 
 
 def _integer_sum(a, b, c, clamp):
-    total = np.matmul(a, b.transpose(0, 2, 1)) + c  # exact: below 2^53
+    total = _products(a, b) + c  # exact: below 2^53
     if clamp:
         total = np.clip(total, -(2.0**31), 2.0**31 - 1)
     return total.astype(np.int64).astype(np.uint32)

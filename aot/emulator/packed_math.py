@@ -256,6 +256,7 @@ def dot2_f32_f16(
     """v_dot2_f32_f16, and v_dot2acc_f32_f16 with the destination as `c`: (c + a.lo * b.lo) + a.hi * b.hi."""
     products = halves(a, 0, select).view(np.float16).astype(F32)
     products *= halves(b, 1, select).view(np.float16).astype(F32)  # 22 bits: exact
+    # No sum is denormal: what is not zero is a multiple of 2^-48, or a normal `c`.
     return _add_products(products, c, select, saturate)
 
 
@@ -266,7 +267,7 @@ def dot2_f32_bf16(
     products = bf16_to_f32(flush_bf16(halves(a, 0, select))).view(F32)
     products *= bf16_to_f32(flush_bf16(halves(b, 1, select))).view(F32)  # 16 bits: exact within f32's range
     products = flush_f32(products.view(U32)).view(F32)
-    return _add_products(products, c, select, saturate)
+    return flush_f32(_add_products(products, c, select, saturate))
 
 
 def _add_products(products, c, select, saturate):
@@ -274,8 +275,7 @@ def _add_products(products, c, select, saturate):
         c = c ^ U32(0x80000000)
     total = flush_f32(c).view(F32) + products[..., 0::2]
     total += products[..., 1::2]
-    result = flush_f32(total.view(U32))
-    return clamp(result) if saturate else result
+    return clamp(total.view(U32)) if saturate else total.view(U32)
 
 
 def dot2_f16_f16(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:
@@ -308,7 +308,7 @@ def dot4_i32_iu8(
 ) -> np.ndarray:
     """v_dot4_i32_iu8: c + four products. Bit 0 of neg_lo makes a signed, bit 1 b; `saturate` to int32."""
     a, b = (_bytes(x, bool(neg_lo >> i & 1)) for i, x in enumerate((a, b)))
-    return _integer_dot(a * b, c.view(np.int32), saturate)
+    return _integer_dot(_sum_of_bytes(a * b), c.view(np.int32), saturate)
 
 
 def dot8_i32_iu4(
@@ -316,33 +316,41 @@ def dot8_i32_iu4(
 ) -> np.ndarray:
     """v_dot8_i32_iu4: c + the sum of eight products; modifiers as in `dot4_i32_iu8`."""
     a, b = (_nibbles(x, bool(neg_lo >> i & 1)) for i, x in enumerate((a, b)))
-    return _integer_dot(a * b, c.view(np.int32), saturate)
+    return _integer_dot(_sum_of_bytes(a[0] * b[0] + a[1] * b[1]), c.view(np.int32), saturate)
 
 
 def dot4_u32_u8(a: np.ndarray, b: np.ndarray, c: np.ndarray, saturate: bool = False) -> np.ndarray:
     """v_dot4_u32_u8: all unsigned; `saturate` to uint32."""
-    return _integer_dot(_bytes(a, False) * _bytes(b, False), c, saturate)
+    return _integer_dot(_sum_of_bytes(_bytes(a, False) * _bytes(b, False)), c, saturate)
 
 
 def dot8_u32_u4(a: np.ndarray, b: np.ndarray, c: np.ndarray, saturate: bool = False) -> np.ndarray:
     """v_dot8_u32_u4: all unsigned; `saturate` to uint32."""
-    return _integer_dot(_nibbles(a, False) * _nibbles(b, False), c, saturate)
+    a, b = _nibbles(a, False), _nibbles(b, False)
+    return _integer_dot(_sum_of_bytes(a[0] * b[0] + a[1] * b[1]), c, saturate)
 
 
 def _bytes(x, signed):
-    """int64 [..., 4]."""
-    return np.ascontiguousarray(x)[..., None].view(np.int8 if signed else np.uint8).astype(np.int64)
+    """int32 [waves, 128]: four to a lane."""
+    if x.shape[-1] != 32:
+        x = np.broadcast_to(x, (*x.shape[:-1], 32))
+    return np.ascontiguousarray(x).view(np.int8 if signed else np.uint8).astype(np.int32)
 
 
 def _nibbles(x, signed):
-    """int64 [..., 8]."""
-    values = (x[..., None] >> np.arange(0, 32, 4, dtype=U32) & U32(15)).astype(np.int64)
-    return (values ^ 8) - 8 if signed else values
+    """The low and the high nibble of each byte, int32 [waves, 128] each."""
+    x = _bytes(x, False)
+    low, high = x & 15, x >> 4
+    return ((low ^ 8) - 8, (high ^ 8) - 8) if signed else (low, high)
+
+
+def _sum_of_bytes(x):
+    """[waves, 128] to [waves, 32]."""
+    return x[..., 0::4] + x[..., 1::4] + x[..., 2::4] + x[..., 3::4]
 
 
 def _integer_dot(products, c, saturate):
-    total = products.sum(-1) + c
-    if saturate:
-        limits = np.iinfo(c.dtype)
-        total = np.clip(total, limits.min, limits.max)
-    return total.astype(U32)
+    if not saturate:
+        return products.view(U32) + c.view(U32)
+    limits = np.iinfo(c.dtype)
+    return np.clip(products + c.astype(np.int64), limits.min, limits.max).astype(U32)
