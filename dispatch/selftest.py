@@ -7,6 +7,7 @@ result or write, and is compared element by element with the float64 reference.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ def _pool() -> tuple[Case, ...]:
 def _edges(entry: Entry, case: Case, device: DeviceFacts) -> frozenset[str]:
     """What of the entry's domain a case touches."""
     blocks, one_row, one_column = (
-        launch_shape(entry, problem_of(entry, other), device)[0][0]
+        math.prod(launch_shape(entry, problem_of(entry, other), device)[0])
         for other in (case, _replace(case, M=1), _replace(case, N=1))
     )
     edges = {
