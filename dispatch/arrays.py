@@ -145,7 +145,8 @@ class DeviceArray:
 
     def fill_bytes(self, value: int) -> None:
         """Set each byte of the whole allocation, padding included, to `value`."""
-        get_driver(self.device.driver).fill(self.device.ordinal, self._memory.address, value, self._memory.size)
+        memory = self._memory
+        memory.driver.fill(self.device.ordinal, memory.address, value, memory.size)
 
     def view(self) -> ArrayView:
         return ArrayView(self.address, self.shape, self.strides, self.dtype, self.device)
@@ -178,24 +179,25 @@ class DeviceArray:
 class _Memory:
     """One allocation, freed with its last user."""
 
-    __slots__ = ("address", "device", "size")
+    __slots__ = ("address", "device", "driver", "size")
 
     def __init__(self, device: Device, size: int) -> None:
         self.address = 0
         self.device = device
+        self.driver = get_driver(device.driver)
         self.size = size
-        self.address = get_driver(device.driver).allocate(device.ordinal, size)
+        self.address = self.driver.allocate(device.ordinal, size)
 
     def upload(self, source: int, offset: int, size: int) -> None:
-        get_driver(self.device.driver).copy_to_device(self.device.ordinal, self.address + offset, source, size)
+        self.driver.copy_to_device(self.device.ordinal, self.address + offset, source, size)
 
     def download(self, destination: int, offset: int, size: int) -> None:
-        get_driver(self.device.driver).copy_to_host(self.device.ordinal, destination, self.address + offset, size)
+        self.driver.copy_to_host(self.device.ordinal, destination, self.address + offset, size)
 
     def __del__(self) -> None:
         # At the end of the process the driver gives all memory back, and may be gone already.
         if self.address and not sys.is_finalizing():
-            get_driver(self.device.driver).free(self.device.ordinal, self.address)
+            self.driver.free(self.device.ordinal, self.address)
 
 
 def view(array: Any) -> ArrayView:
