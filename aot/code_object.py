@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
-
 from gristmill.aot.amdgpu_code_object import CodeObject, CodeObjectError
 from gristmill.aot.cubin import CubinError, read_cubin
 from gristmill.aot.errors import ObjectError

@@ -12,6 +12,7 @@ and the compilers alone.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,9 +59,14 @@ def compiler_environment(scratch: Path) -> Iterator[None]:
     for name in saved:
         del os.environ[name]
     os.environ.update(settings)
+    temporary_folder, tempfile.tempdir = (
+        tempfile.tempdir,
+        str(scratch),
+    )  # ptxas's input stays behind when it fails
     try:
         yield
     finally:
+        tempfile.tempdir = temporary_folder
         for name in settings:
             os.environ.pop(name, None)
         os.environ.update(saved)

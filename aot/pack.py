@@ -1,19 +1,17 @@
 """From rows and compiled objects to a pack on disk: `manifest.json` and `objects/<sha256>.<kind>`.
 
 The same rows and objects give the same bytes. A pack that would not change is left as it is, with its record
-of verification; where entries did change, the record keeps what was found about the others.
+of verification; a pack that changes has none until it is verified again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import gristmill
 from gristmill.aot.code_object import build_machine_folders, check_object, check_paths
@@ -21,7 +19,7 @@ from gristmill.aot.compile_triton import CompiledObject, argument_layout
 from gristmill.aot.errors import BuildError, ObjectError
 from gristmill.aot.sources import Rows, rows_digest, source_path
 from gristmill.aot.targets import Target
-from gristmill.errors import FormulaError, ManifestError, PackError
+from gristmill.errors import FormulaError, ManifestError
 from gristmill.formula import Formula
 from gristmill.kernels.variant import TritonVariant
 from gristmill.manifest import Entry, Manifest, Needs, Rule
@@ -75,7 +73,6 @@ def write_pack(folder: Path, manifest: Manifest, compiled: Mapping[str, Compiled
     data = manifest.dump()
     if _is_same(folder, manifest, data, objects):
         return False
-    verified = _kept_verification(folder, manifest)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -84,8 +81,6 @@ def write_pack(folder: Path, manifest: Manifest, compiled: Mapping[str, Compiled
         for digest, code in sorted(objects.items()):
             _write(new / "objects" / f"{digest}.{manifest.kind}", code)
         _write(new / "manifest.json", data)
-        if verified is not None:
-            _write(new / "verified.json", (json.dumps(verified, indent=1, sort_keys=True) + "\n").encode())
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
@@ -128,8 +123,10 @@ def _entry(target: Target, variant: TritonVariant, result: CompiledObject) -> En
         facts = check_object(result.code, target, result.symbol, arguments, result.threads)
         conditions = tuple(Formula(text) for text in variant.conditions)
         x, y, z = (Formula(text) for text in variant.grid)
-    except (ObjectError, FormulaError) as error:
-        raise type(error)(f"{target.arch}: {variant.name}: {error}") from None
+    except ObjectError as error:
+        raise ObjectError(f"{target.arch}: {variant.name}: {error}") from None
+    except FormulaError as error:
+        raise BuildError(f"{target.arch}: {variant.name}: {error}") from None
     return Entry(
         name=variant.name,
         op=variant.op,
@@ -158,22 +155,6 @@ def _is_same(folder: Path, manifest: Manifest, data: bytes, objects: Mapping[str
         return all((folder / "objects" / name).read_bytes() == code for name, code in wanted.items())
     except OSError:
         return False
-
-
-def _kept_verification(folder: Path, manifest: Manifest) -> dict[str, Any] | None:
-    """The record of verification in `folder`, less the entries that are not the same in `manifest`."""
-    try:
-        pack = Pack.open(folder)
-        entries = pack.verified()
-        record = json.loads((folder / "verified.json").read_bytes())
-    except (PackError, OSError, ValueError):
-        return None
-    kept = {
-        name: found
-        for name, found in entries.items()
-        if name in manifest.entries and manifest.entries[name] == pack.manifest.entries.get(name)
-    }
-    return {**record, "entries": kept} if kept else None
 
 
 def _write(path: Path, data: bytes) -> None:

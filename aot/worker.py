@@ -2,7 +2,8 @@
 
 A batch shares one import of triton. Each object goes to the cache as soon as it is there, so that a build
 that was interrupted goes on where it stopped. The first variant that fails ends the batch: BATCH.status names
-it, BATCH.log has all that the compilers said, also when one of them took the process down.
+it, BATCH.log has what the compilers said, also when one of them took the process down, and BATCH.out what
+Triton printed, such as the PTX that ptxas refused.
 """
 
 from __future__ import annotations
@@ -24,16 +25,15 @@ from gristmill.aot.targets import find_target
 def run_batch(path: Path) -> int:
     """Compile the batch described by `path`; 0, or 1 when a variant failed."""
     batch = json.loads(path.read_bytes())
-    log, status = path.with_suffix(".log"), path.with_suffix(".status")
-    log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-    for stream in (1, 2):  # LLVM and ptxas write to the descriptors, not to sys.stdout
-        os.dup2(log_descriptor, stream)
+    status = path.with_suffix(".status")
+    _send(1, path.with_suffix(".out"))
+    _send(2, path.with_suffix(".log"))
     target = find_target(batch["arch"])
     rows = {variant.name: variant for variant in read_rows(batch["arch"], batch["row_modules"]).variants}
     cache = ObjectCache(Path(batch["cache"]), report=lambda line: print(line, file=sys.stderr))
     seconds = {}
     for name, key in batch["variants"].items():
-        os.ftruncate(log_descriptor, 0)
+        os.ftruncate(2, 0)
         status.write_text(name)
         start = time.monotonic()
         try:
@@ -50,6 +50,13 @@ def run_batch(path: Path) -> int:
     temporary.write_text(json.dumps(seconds))
     temporary.rename(done)
     return 0
+
+
+def _send(descriptor: int, path: Path) -> None:
+    """Let all that goes to `descriptor`, from compilers in this process and below it, go to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    os.dup2(file, descriptor)
+    os.close(file)
 
 
 def _words(error: Exception) -> str:

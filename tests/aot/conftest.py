@@ -42,7 +42,8 @@ def rows_of(tmp_path, monkeypatch) -> Callable[..., str]:
             "from tiny_rows import TINY\n"
             f"NAMES = {names!r}\n"
             "def variants(arch):\n"
-            f"    return [replace(TINY, name=name, module='kernel{number}', {changes}) for name in NAMES]\n"
+            f"    own = {{'module': 'kernel{number}'}}\n"
+            f"    return [replace(TINY, **{{'name': name, **own, **dict({changes})}}) for name in NAMES]\n"
             "def policy(arch):\n"
             "    return [PolicyRow('1', NAMES[:1], 'test')]\n"
         )

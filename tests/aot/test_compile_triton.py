@@ -56,7 +56,11 @@ def digests_elsewhere(folder: Path, **environment: str) -> str:
         (folder / name).mkdir(parents=True)
     for name in ("tiny_kernels.py", "tiny_rows.py"):
         (folder / "src" / name).write_bytes((HERE / name).read_bytes())
-    settings = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(folder / "src")}
+    settings = {
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "PYTHONPATH": str(folder / "src"),
+    }
     result = subprocess.run(
         [sys.executable, "-c", DIGEST, *TARGETS],
         cwd=folder / "cwd",
@@ -134,7 +138,9 @@ def test_kernel_that_wants_scratch_memory_is_refused():
 
 
 def test_unknown_arch_is_refused():
-    with pytest.raises(BuildError, match="cannot build for 'gfx900'; known archs: gfx1151, gfx1201, sm80, sm90"):
+    with pytest.raises(
+        BuildError, match="cannot build for 'gfx900'; known archs: gfx1151, gfx1201, sm80, sm90"
+    ):
         find_target("gfx900")
 
 

@@ -50,7 +50,7 @@ def test_hsaco_spills_are_its_private_segment():
 
 def test_cubin_of_another_kernel_is_refused():
     compiled = compile_variant(TINY, TARGETS["sm80"])
-    with pytest.raises(CubinError, match="no kernel 'other'; symbols: .*tiny"):
+    with pytest.raises(CubinError, match=r"no kernel 'other'; symbols: .*tiny"):
         read_cubin(compiled.code, "other")
     with pytest.raises(CubinError, match="not an ELF file"):
         read_cubin(b"no ELF at all", "tiny")
