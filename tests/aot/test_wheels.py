@@ -1,0 +1,236 @@
+"""Wheels: complete, within budget, the same bytes again, and packs of several archs side by side."""
+
+from __future__ import annotations
+
+import email
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import gristmill
+import pytest
+from gristmill.aot.errors import ObjectError, WheelError
+from gristmill.aot.wheel import CORE_FOLDERS, core_wheel, find_license, pack_wheel, source_tree
+from gristmill.cli import main
+from gristmill.errors import PackError
+
+VERSION = gristmill.__version__
+
+
+@pytest.fixture(scope="module")
+def made(tiny_packs, tmp_path_factory) -> Path:
+    """Wheels of the core and of two packs, from the command."""
+    out = tmp_path_factory.mktemp("wheels") / "dist"
+    assert main(["wheel", "--packs", str(tiny_packs), "--arch", "gfx1201,sm90", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def pack(tiny_packs, tmp_path) -> Path:
+    """A pack that may be changed."""
+    return Path(shutil.copytree(tiny_packs / "gfx1151", tmp_path / "packs" / "gfx1151"))
+
+
+def metadata(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_wheels_bear_version_arch_and_no_platform(made):
+    assert sorted(path.name for path in made.iterdir()) == [
+        f"gristmill-{VERSION}-py3-none-any.whl",
+        f"gristmill_gfx1201-{VERSION}-py3-none-any.whl",
+        f"gristmill_sm90-{VERSION}-py3-none-any.whl",
+    ]
+
+
+def test_pack_wheel_is_the_pack_and_nothing_else(made, tiny_packs):
+    with zipfile.ZipFile(made / f"gristmill_sm90-{VERSION}-py3-none-any.whl") as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        packed = {name.removeprefix("gristmill_packs/sm90/"): archive.read(name) for name in names}
+    folder = tiny_packs / "sm90"
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert packed == {name: path.read_bytes() for name, path in files.items()}
+
+
+def test_pack_wheel_metadata(made):
+    found = metadata(made / f"gristmill_sm90-{VERSION}-py3-none-any.whl")
+    assert found["Name"] == "gristmill-sm90"
+    assert found["Version"] == VERSION
+    assert found["License-Expression"] == "Apache-2.0"
+    assert found["License-File"] == "LICENSE"
+    assert found["Summary"] == "Gristmill's W4A16 GEMM kernels for sm90, as machine code."
+    assert found["Requires-Dist"] is None
+
+
+def test_core_wheel_holds_every_module_and_no_pack(made):
+    with zipfile.ZipFile(made / f"gristmill-{VERSION}-py3-none-any.whl") as archive:
+        names = set(archive.namelist())
+        points = archive.read(f"gristmill-{VERSION}.dist-info/entry_points.txt").decode()
+    for folder, place in CORE_FOLDERS.items():
+        for path in (source_tree() / folder).rglob("*.py"):
+            assert f"{place}/{path.relative_to(source_tree() / folder).as_posix()}" in names
+    assert not [name for name in names if name.startswith(("gristmill_packs", "tests", "build"))]
+    assert "build = gristmill.aot.commands.build" in points
+    assert metadata(made / f"gristmill-{VERSION}-py3-none-any.whl")["License-Expression"] == "Apache-2.0"
+
+
+def test_wheels_again_from_elsewhere_have_the_same_bytes(made, tiny_packs, tmp_path):
+    moved = Path(shutil.copytree(tiny_packs, tmp_path / "moved"))
+    for path in moved.rglob("*"):
+        path.chmod(0o700)
+    result = subprocess.run(
+        [sys.executable, "-m", "gristmill", "wheel", "--json", "--arch", "gfx1201,sm90",
+         "--packs", moved, "--out", tmp_path / "dist"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "HOME": str(tmp_path)},
+        umask=0o077,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert len(document["wheels"]) == 3
+    for wheel in document["wheels"]:
+        path = Path(wheel["path"])
+        assert path.read_bytes() == (made / path.name).read_bytes()
+        assert wheel["bytes"] == path.stat().st_size
+        assert wheel["unverified"] == (3 if wheel["arch"] else 0)
+
+
+FIND = """
+import json, sys
+from gristmill.packs import find_pack, installed_archs
+packs = [find_pack(arch) for arch in sys.argv[1:]]
+for pack in packs:
+    for entry in pack.manifest.entries.values():
+        pack.read_object(entry)
+import gristmill_packs
+print(json.dumps({"archs": sorted(installed_archs()), "file": getattr(gristmill_packs, "__file__", None),
+                  "core": sys.modules["gristmill"].__file__, "names": [pack.manifest.arch for pack in packs]}))
+"""
+
+
+def installed(wheels: list[Path], target: Path) -> None:
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-q",
+    ]
+    subprocess.run([*pip, "--target", str(target), *map(str, wheels)], check=True, capture_output=True)
+
+
+def test_two_packs_install_side_by_side_and_are_found(made, tmp_path):
+    core, *packs = sorted(made.iterdir())
+    installed([core], tmp_path / "core")
+    installed(packs[:1], tmp_path / "site")
+    installed(packs[1:], tmp_path / "other")
+    paths = os.pathsep.join(str(tmp_path / name) for name in ("core", "site", "other"))
+    result = subprocess.run(
+        [sys.executable, "-c", FIND, "gfx1201", "sm90"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["names"] == ["gfx1201", "sm90"]
+    assert set(found["archs"]) >= {"gfx1201", "sm90"}
+    assert found["file"] is None, "gristmill_packs must be a namespace package"
+    assert found["core"].startswith(str(tmp_path))
+
+
+def test_packs_in_one_site_do_not_touch_each_other(made, tmp_path):
+    _, *packs = sorted(made.iterdir())
+    installed(packs, tmp_path / "site")
+    folder = tmp_path / "site" / "gristmill_packs"
+    assert sorted(path.name for path in folder.iterdir()) == ["gfx1201", "sm90"]
+
+
+def test_wheel_over_budget_is_refused_and_not_left(pack, tmp_path):
+    size = pack_wheel(pack, tmp_path / "dist", "licence").bytes
+    with pytest.raises(WheelError, match=rf"has {size} bytes, more than the budget of {size - 1}"):
+        pack_wheel(pack, tmp_path / "tight", "licence", budget_bytes=size - 1)
+    assert not list((tmp_path / "tight").iterdir())
+    assert pack_wheel(pack, tmp_path / "just", "licence", budget_bytes=size).bytes == size
+
+
+def test_pack_without_an_object_is_refused(pack, tmp_path):
+    next((pack / "objects").iterdir()).unlink()
+    with pytest.raises(PackError, match="No such file or directory; reinstall gristmill-gfx1151"):
+        pack_wheel(pack, tmp_path / "dist", "licence")
+
+
+def test_pack_with_an_altered_object_is_refused(pack, tmp_path):
+    path = next((pack / "objects").iterdir())
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(PackError, match="the manifest says"):
+        pack_wheel(pack, tmp_path / "dist", "licence")
+
+
+def test_pack_with_a_stray_file_is_refused(pack, tmp_path):
+    (pack / "notes.txt").write_text("mine")
+    with pytest.raises(ObjectError, match=r"files that no entry names: notes\.txt"):
+        pack_wheel(pack, tmp_path / "dist", "licence")
+
+
+def test_pack_of_another_version_is_refused(pack, tmp_path):
+    path = pack / "manifest.json"
+    path.write_text(path.read_text().replace(f'"version": "{VERSION}"', '"version": "0.0.1"'))
+    with pytest.raises(WheelError, match=rf"was built by gristmill 0\.0\.1, this is {re.escape(VERSION)}"):
+        pack_wheel(pack, tmp_path / "dist", "licence")
+
+
+def test_module_that_pyproject_leaves_out_is_named(tmp_path):
+    source = tmp_path / "source"
+    ignore = shutil.ignore_patterns("__pycache__", "emulator")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        source.mkdir(exist_ok=True)
+        shutil.copy(source_tree() / name, source / name)
+    for folder in CORE_FOLDERS:
+        shutil.copytree(source_tree() / folder, source / folder, ignore=ignore)
+    project = source / "pyproject.toml"
+    project.write_text(project.read_text().replace('    "gristmill.aot.emulator",\n', ""))
+    (source / "dispatch" / "forgotten").mkdir()
+    (source / "dispatch" / "forgotten" / "__init__.py").write_text("")
+    with pytest.raises(WheelError, match=r"lacks gristmill/forgotten/__init__\.py; is its package listed"):
+        core_wheel(source, tmp_path / "dist")
+
+
+def test_what_is_missing_for_wheels_is_said(tmp_path, capsys, monkeypatch, tiny_packs):
+    assert main(["wheel", "--packs", str(tmp_path), "--out", str(tmp_path / "dist")]) == 1
+    assert f"no packs in {tmp_path}; run: gristmill build --out {tmp_path}" in capsys.readouterr().err
+    with pytest.raises(WheelError, match=r"is not the source tree of gristmill: no pyproject\.toml"):
+        core_wheel(tmp_path, tmp_path / "dist")
+    arguments = [
+        "wheel",
+        "--packs",
+        str(tiny_packs),
+        "--arch",
+        "sm80",
+        "--no-core",
+        "--out",
+        str(tmp_path / "dist"),
+    ]
+    assert main([*arguments, "--require-verified"]) == 1
+    assert "sm80: 3 entries have no record of having run, floor first" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "build", None)
+    assert main(arguments) == 1
+    assert "making wheels needs build; run: pip install 'gristmill[build]'" in capsys.readouterr().err
+
+
+def test_license_comes_from_the_source_tree_or_the_installation():
+    assert "Apache License" in find_license(source_tree())
+    assert find_license(None) == find_license(source_tree())
