@@ -84,7 +84,7 @@ class Loader:
         return list(self._kernels)
 
     def unload(self) -> None:
-        """Unload all modules; no launch may be under way, and prepared weights must not be used again."""
+        """Unload all modules; no launch may be under way."""
         with self._lock:
             self._kernels.clear()
             self.choices.clear()
@@ -111,6 +111,9 @@ def max_dynamic_shared_bytes(entry: Entry, facts: DeviceFacts) -> int:
 _loaders: dict[Device, Loader] = {}
 _lock = threading.Lock()
 
+# Caches of what refers to a loader; emptied with them.
+dependent_caches: list[dict[Any, Any]] = []
+
 
 def loader_for(device: Device) -> Loader:
     """The loader of `device`, with the pack that serves it; the same object each time.
@@ -133,7 +136,9 @@ def loader_for(device: Device) -> Loader:
 
 
 def forget_loaders() -> None:
-    """Unload all modules and look for packs anew on the next use; weights must be placed anew after it."""
+    """Unload all modules; packs are looked for anew on the next use. No launch may be under way."""
     with _lock:
+        for cache in dependent_caches:
+            cache.clear()
         while _loaders:
             _loaders.popitem()[1].unload()

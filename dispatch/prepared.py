@@ -13,7 +13,7 @@ from typing import Any
 from gristmill.arrays import HOST, ArrayView, Device, view
 from gristmill.errors import DeviceMismatchError, StrideError
 from gristmill.launch import ArgumentBuffer, check_int32, fill
-from gristmill.loader import LoadedKernel, Loader, loader_for
+from gristmill.loader import LoadedKernel, Loader, dependent_caches, loader_for
 from gristmill.packed_weight import ROW_WORDS, PackedWeight
 from gristmill.problem import OP_W4A16_GEMM, Problem
 from gristmill.select import select
@@ -166,6 +166,7 @@ def device_of_weight(weight: PackedWeight) -> Device:
 
 
 _prepared: dict[int, tuple[weakref.ref[PackedWeight], PreparedWeight]] = {}
+dependent_caches.append(_prepared)
 
 
 def prepare(weight: PackedWeight) -> PreparedWeight:

@@ -25,6 +25,7 @@ from gristmill.errors import (
     StrideError,
 )
 from gristmill.gemm import check_out, check_x, run, stream_handle
+from gristmill.loader import dependent_caches
 from gristmill.packed_weight import ROW_WORDS, VALUES_PER_WORD, PackedWeight
 from gristmill.preloading import preload
 from gristmill.prepared import PreparedWeight, _prepared, device_of_weight, prepare
@@ -174,6 +175,7 @@ _library.define(
 )
 
 _op_weights: dict[tuple, PreparedWeight] = {}
+dependent_caches.append(_op_weights)
 
 
 def _call_op(x: Tensor, weight: PackedWeight) -> Tensor:

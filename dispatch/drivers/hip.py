@@ -111,7 +111,7 @@ class HipDriver:
             return hip.hipModuleLaunchKernel(
                 function.handle, *grid, *block, shared_bytes, stream, arguments.address, None
             )[0]
-        except ValueError as error:  # a code that these bindings have no name for
+        except ValueError as error:  # a code that is newer than hip-python
             raise DriverError(f"hipModuleLaunchKernel failed: {error} [symbol {function.symbol}]") from error
 
     def is_capturing(self, ordinal: int, stream: int) -> bool:
@@ -232,8 +232,8 @@ class HipDriver:
         hip = self._load()
         try:
             result = getattr(hip, name)(*arguments)
-        except ValueError as error:  # a code that these bindings have no name for
-            raise DriverError(f"{name} failed: {error}{f' [{where}]' if where else ''}") from error
+        except ValueError as error:
+            result = (self._code_after(name, error, where),)
         except RuntimeError as error:  # a function that this libamdhip64.so does not have
             raise NoDriverError(f"{name} cannot be called ({error}); {INSTALL_PACKAGE}") from error
         status = result[0]
@@ -243,6 +243,20 @@ class HipDriver:
         if accept is not None and int(status) in accept:
             return accept[int(status)]
         raise DriverError(f"{name} failed: {_text(hip, status)}{f' [{where}]' if where else ''}")
+
+    def _code_after(self, name: str, error: ValueError, where: str) -> Any:
+        """The code of a call whose results hip-python could not turn into enums.
+
+        It converts the results of a failed call too, which the runtime has left as they were, and it knows no code
+        that is newer than itself.
+        """
+        try:
+            status = self._bindings.hipGetLastError()[0]
+        except ValueError:
+            status = None
+        if not status:
+            raise DriverError(f"{name} failed: {error}{f' [{where}]' if where else ''}") from error
+        return status
 
 
 def driver() -> HipDriver:
