@@ -107,13 +107,14 @@ class ObjectCache:
             doomed = Path(tempfile.mkdtemp(prefix=".dropped-", dir=self.folder))
             try:
                 folder.rename(doomed / key)
+            except FileNotFoundError:
+                pass  # another process dropped it first
             finally:
                 shutil.rmtree(doomed, ignore_errors=True)
         except OSError as error:
-            if folder.exists():
-                raise BuildError(
-                    f"cannot drop the damaged cache entry {folder}: {error}; remove it by hand"
-                ) from None
+            raise BuildError(
+                f"cannot drop the damaged cache entry {folder}: {error}; remove it by hand"
+            ) from None
 
 
 def _digest(key: str, code: bytes, facts: Any) -> str:

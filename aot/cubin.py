@@ -10,7 +10,6 @@ import io
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
@@ -61,10 +60,10 @@ def read_cubin(data: bytes, symbol: str) -> CubinKernel:
         raise CubinError(f"not an ELF file ({error})") from None
     if elf.header.e_machine not in ("EM_CUDA", EM_CUDA):
         raise CubinError(f"ELF machine is {elf.header.e_machine}, not CUDA")
-    for section in (*elf.iter_sections(), *elf.iter_segments()):
-        kind, start, size = _extent(section.header)
-        if kind != "SHT_NOBITS" and start + size > len(data):
-            raise CubinError(f"cut short: {len(data)} bytes, a part of it ends at {start + size}")
+    ends = [s["sh_offset"] + s["sh_size"] for s in elf.iter_sections() if s["sh_type"] != "SHT_NOBITS"]
+    ends += [s["p_offset"] + s["p_filesz"] for s in elf.iter_segments()]
+    if max(ends, default=0) > len(data):
+        raise CubinError(f"cut short: {len(data)} bytes, its last part ends at {max(ends)}")
     table = elf.get_section_by_name(".symtab")
     names = [entry.name for entry in table.iter_symbols()] if isinstance(table, SymbolTableSection) else []
     text = elf.get_section_by_name(f".text.{symbol}")
@@ -97,13 +96,6 @@ def read_cubin(data: bytes, symbol: str) -> CubinKernel:
         static_shared_bytes=shared_bytes,
         argument_bytes=tuple(size for _, size in sorted(_arguments(elf, symbol))),
     )
-
-
-def _extent(header: Any) -> tuple[str | int, int, int]:
-    """Type, offset and size in the file of a section or a segment."""
-    if "sh_offset" in header:
-        return header.sh_type, header.sh_offset, header.sh_size
-    return header.p_type, header.p_offset, header.p_filesz
 
 
 def _arch(elf: ELFFile) -> str:

@@ -113,7 +113,7 @@ for pack in packs:
         pack.read_object(entry)
 import gristmill_packs
 print(json.dumps({"archs": sorted(installed_archs()), "file": getattr(gristmill_packs, "__file__", None),
-                  "core": sys.modules["gristmill"].__file__, "names": [pack.manifest.arch for pack in packs]}))
+                  "core": sys.modules["gristmill"].__file__, "names": [p.manifest.arch for p in packs]}))
 """
 
 
