@@ -7,6 +7,7 @@ checked against the record; an entry that does not match is dropped, said so, an
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -86,11 +87,7 @@ class ObjectCache:
             try:
                 _write_synced(temporary / _OBJECT, compiled.code)
                 _write_synced(temporary / _RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
-                try:
-                    temporary.rename(final)
-                except OSError:
-                    if not final.is_dir():
-                        raise
+                _rename_unless_there(temporary, final)
                 _sync_folder(final.parent)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -121,6 +118,19 @@ def _digest(key: str, code: bytes, facts: Any) -> str:
     digest = hashlib.sha256(f"{key}\n{json.dumps(facts, sort_keys=True)}\n".encode())
     digest.update(code)
     return digest.hexdigest()
+
+
+def _rename_unless_there(folder: Path, final: Path) -> None:
+    """Rename `folder`, or leave it where `final` exists; that one may be dropped while we look."""
+    while True:
+        try:
+            folder.rename(final)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if final.is_dir():
+            return
 
 
 def _write_synced(path: Path, data: bytes) -> None:
