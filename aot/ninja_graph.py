@@ -118,7 +118,7 @@ def _graph(batches: Sequence[Batch]) -> str:
         label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         lines += [
             f"build {batch.name}.done: batch {batch.name}.json",
-            f"  description = {batch.arch}: compiled {syntax.escape(label)}",
+            f"  description = {batch.arch}: {syntax.escape(label)}",
         ]
     return "\n".join(lines) + "\n"
 
