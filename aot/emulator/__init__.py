@@ -24,8 +24,9 @@ from .errors import (
     UnimplementedInstruction,
     UninitialisedRead,
 )
-from .launch import Kernel, LaunchReport, Module, launch
+from .launch import LaunchReport, launch
 from .memory import DeviceMemory
+from .module import Kernel, Module
 
 __all__ = [
     "AlignmentError",

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..amdgpu_code_object import CodeObject, KernelInfo
+from ..amdgpu_code_object import KernelInfo
 from .decode import generation
 from .errors import LaunchError
 from .machine import Counts, Machine
 from .memory import DeviceMemory
-from .program import Program, tally
+from .module import Kernel
+from .program import tally
 from .schedule import SCHEDULES, Batch
 from .waves import EXEC, VECTOR, Waves
 
@@ -28,42 +29,6 @@ DEFAULT_BUDGET = 4_000_000_000  # wave-instructions
 _TTMP7, _TTMP8, _TTMP9 = 115, 116, 117
 _WAVE_ID_SHIFT, _WAVE_ID_MASK = 25, 31 << 25  # of TTMP8: which wave of its block this is
 _DX10_CLAMP, _IEEE = 1 << 8, 1 << 9  # where FloatMode.from_register looks for them
-
-
-class Module:
-    """A loaded code object."""
-
-    def __init__(self, code_object: bytes):
-        self.code_object = CodeObject.parse(code_object)
-        self.arch = self.code_object.arch
-        generation(self.arch)  # refuses what is not RDNA3 or RDNA4
-        self.image = _image(self.code_object)
-        self._kernels: dict[str, Kernel] = {}
-
-    def kernel(self, symbol: str) -> Kernel:
-        """The kernel of that name; CodeObjectError lists those there are."""
-        if symbol not in self._kernels:
-            self._kernels[symbol] = Kernel(self, self.code_object.kernel(symbol))
-        return self._kernels[symbol]
-
-
-class Kernel:
-    """A kernel and its compiled code, which launches share."""
-
-    def __init__(self, module: Module, info: KernelInfo):
-        self.module, self.info = module, info
-        if info.wavefront_size != WAVE or not info.descriptor.wave32:
-            raise LaunchError(
-                f"{info.name}: built for waves of {info.wavefront_size}; only wave32 is emulated"
-            )
-        co = module.code_object
-        self.program = Program(
-            module.arch, co.text, co.text_address, info.entry_address, info.code_bytes, info.descriptor.vgprs
-        )
-
-    @property
-    def name(self) -> str:
-        return self.info.name
 
 
 @dataclass(frozen=True)
@@ -163,7 +128,9 @@ def launch(
                 runs = [
                     a + b
                     for a, b in zip(
-                        runs + [0] * len(batch.runs), batch.runs + [0] * max(0, len(runs) - len(batch.runs)), strict=False
+                        runs + [0] * len(batch.runs),
+                        batch.runs + [0] * max(0, len(runs) - len(batch.runs)),
+                        strict=False,
                     )
                 ]
     finally:
@@ -186,16 +153,6 @@ def launch(
         lds_bytes_written=counts.lds_bytes_written,
         seconds=time.perf_counter() - started,
     )
-
-
-def _image(code_object: CodeObject) -> np.ndarray:
-    """The loaded segments as one piece of memory from address 0 of the file."""
-    size = max(s.address + s.memory_bytes for s in code_object.segments)
-    image = np.zeros(-(-size // 4), np.uint32).view(np.uint8)
-    for s in code_object.segments:
-        image[s.address : s.address + len(s.data)] = np.frombuffer(s.data, np.uint8)
-    image.flags.writeable = False
-    return image
 
 
 def _check_shape(info: KernelInfo, grid: tuple, block: tuple, dynamic_shared_bytes: int) -> None:

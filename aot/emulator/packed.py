@@ -12,27 +12,27 @@ import numpy as np
 
 from . import float_formats as ff
 from . import matrix
+from . import packed_math as pm
 from .decode import Instruction
 from .errors import UnimplementedInstruction, UninitialisedRead
 from .float_formats import FloatMode
 from .operands import RegisterLimits, Source, constant_bits, source
 from .vector import Step, Writer
-from .vector_ops import OPS, dot2_f32
 from .waves import ALL_BITS, EXEC, VECTOR, Waves
 
-_LOW = np.uint32(0xFFFF)
-
-_PACKED = {  # name: the 16-bit operation that each half does
-    "v_pk_fma_f16": "v_fma_f16", "v_pk_add_f16": "v_add_f16", "v_pk_mul_f16": "v_mul_f16",
-    "v_pk_min_f16": "v_min_f16", "v_pk_max_f16": "v_max_f16",
-    "v_pk_min_num_f16": "v_min_num_f16", "v_pk_max_num_f16": "v_max_num_f16",
-    "v_pk_minimum_f16": "v_minimum_f16", "v_pk_maximum_f16": "v_maximum_f16",
-    "v_pk_mad_i16": "v_mad_i16", "v_pk_mad_u16": "v_mad_u16", "v_pk_mul_lo_u16": "v_mul_lo_u16",
-    "v_pk_add_i16": "v_add_nc_i16", "v_pk_sub_i16": "v_sub_nc_i16",
-    "v_pk_add_u16": "v_add_nc_u16", "v_pk_sub_u16": "v_sub_nc_u16",
-    "v_pk_lshlrev_b16": "v_lshlrev_b16", "v_pk_lshrrev_b16": "v_lshrrev_b16", "v_pk_ashrrev_i16": "v_ashrrev_i16",
-    "v_pk_max_i16": "v_max_i16", "v_pk_min_i16": "v_min_i16", "v_pk_max_u16": "v_max_u16", "v_pk_min_u16": "v_min_u16",
-}  # fmt: skip
+_BINARY = {"v_pk_add_f16": pm.pk_add_f16, "v_pk_mul_f16": pm.pk_mul_f16}
+_EXTREMA = {
+    "v_pk_min_f16": (pm.pk_min_f16, ff.GFX11),
+    "v_pk_max_f16": (pm.pk_max_f16, ff.GFX11),
+    "v_pk_min_num_f16": (pm.pk_min_f16, ff.NUM),
+    "v_pk_max_num_f16": (pm.pk_max_f16, ff.NUM),
+    "v_pk_minimum_f16": (pm.pk_min_f16, ff.PROPAGATE),
+    "v_pk_maximum_f16": (pm.pk_max_f16, ff.PROPAGATE),
+}
+_FLOAT_DOTS = {"v_dot2_f32_f16": (pm.dot2_f32_f16, "f16"), "v_dot2_f32_bf16": (pm.dot2_f32_bf16, "bf16")}
+_SIGNED_DOTS = {"v_dot4_i32_iu8": pm.dot4_i32_iu8, "v_dot8_i32_iu4": pm.dot8_i32_iu4}
+_UNSIGNED_DOTS = {"v_dot4_u32_u8": pm.dot4_u32_u8, "v_dot8_u32_u4": pm.dot8_u32_u4}
+_HALF_BITS = (np.uint32(0x0000FFFF), np.uint32(0xFFFF0000))
 
 
 def compile_packed(instruction: Instruction, limits: RegisterLimits, mode: FloatMode) -> Step:
@@ -40,245 +40,184 @@ def compile_packed(instruction: Instruction, limits: RegisterLimits, mode: Float
     name = instruction.name
     if instruction.variant.startswith("DPP"):
         raise UnimplementedInstruction("VOP3P with DPP")
-    if name in _PACKED:
+    if name.startswith("v_pk_"):
         return _packed_step(instruction, limits, mode)
     if name.startswith("v_fma_mix"):
         return _mix_step(instruction, limits, mode)
     if name.startswith("v_dot"):
-        return _dot_step(instruction, limits, mode)
+        return _dot_step(instruction, limits)
     if name.startswith("v_wmma_"):
         return _wmma_step(instruction, limits)
     raise UnimplementedInstruction("no semantics for this instruction")
 
 
-def _selections(instruction: Instruction) -> tuple[int, int, int, int]:
-    """op_sel, op_sel_hi, neg, neg_hi, one bit per source."""
+def _select(instruction: Instruction) -> pm.Select:
     op_sel_hi = instruction["opsel_hi"] | instruction["opsel_hi2"] << 2
-    return instruction["opsel"], op_sel_hi, instruction["neg"], instruction["neg_hi"]
+    return pm.Select(instruction["opsel"], op_sel_hi, instruction["neg"], instruction["neg_hi"])
+
+
+def _operand(instruction: Instruction, field: str, kind: str, limits: RegisterLimits) -> Source:
+    """A packed operand as a whole register. A constant is a 32-bit value: for f16 and bf16 a float constant is one in the
+    low half and zero in the high one, an integer constant is sign-extended."""
+    code = instruction[field]
+    if kind in ("f16", "bf16") and 240 <= code <= 248:
+        value = np.array(constant_bits(code, kind, None), np.uint32)
+        return Source(lambda st: value.reshape(1), "b32", (), lambda st: None)
+    if kind == "b32" and 240 <= code <= 248:
+        raise UnimplementedInstruction("a float constant in a packed integer instruction")
+    if bits := constant_bits(code, "b32", instruction.literal):
+        value = np.array([bits], np.uint32)
+        return Source(lambda st: value, "b32", (), lambda st: None)
+    plain = source(code, "b32", instruction, limits)
+    if plain.constant:
+        return Source(lambda st: plain.read(st).reshape(1), "b32", (), lambda st: None)
+    return plain
 
 
 def _packed_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMode) -> Step:
-    op = OPS[_PACKED[instruction.name]]
-    op_sel, op_sel_hi, neg, neg_hi = _selections(instruction)
-    is_float = op.result == "f16"
-    if (neg or neg_hi) and not is_float:
-        raise UnimplementedInstruction("neg on a packed integer instruction")
-    function = op.compute
-    if instruction["clmp"] and not is_float:
-        if op.saturating is None:
-            raise UnimplementedInstruction("the clamp bit on this packed instruction")
-        function = op.saturating
-    codes = [instruction[f"src{i}"] for i in range(len(op.sources))]
-
-    def operand(position: int, half: int) -> Source:
-        select = (op_sel_hi if half else op_sel) >> position & 1
-        flip = (neg_hi if half else neg) >> position & 1
-        kind = op.sources[position]
-        return _half_source(codes[position], kind, instruction, limits, bool(select), bool(flip))
-
-    lows = [operand(i, 0) for i in range(len(codes))]
-    highs = [operand(i, 1) for i in range(len(codes))]
-    extra = (mode,) if op.moded else ()
-    clamped = bool(instruction["clmp"]) and is_float
-    d = instruction["vdst"] - VECTOR
-    limits.check_vector(instruction["vdst"], 1)
-    watched = tuple({n for s in (*lows, *highs) for n in s.registers} | {VECTOR + d})
-
-    def compute(st: Waves, sources: list[Source]) -> np.ndarray:
-        value = function(*(s.read(st) for s in sources), *extra)
-        value = value.view(np.uint16) if value.dtype != np.uint16 else value
-        return ff.clamp(value, mode) if clamped else value
-
-    def step(st: Waves) -> None:
-        low, high = compute(st, lows), compute(st, highs)
-        mask = st.mask
-        tracked = any(st.shadow[n] is not None for n in watched)
-        if tracked:
-            undefined = [_any_lane(st, sources) for sources in (lows, highs)]
-        if low.base is not None or high.base is not None:
-            low, high = low.copy(), high.copy()
-        for target, value in ((st.low[d], low), (st.high[d], high)):
-            if mask is None:
-                target[...] = value
-            else:
-                np.copyto(target, value, where=mask)
-        if tracked:
-            bits = _spread(undefined[0], _LOW), _spread(undefined[1], ~_LOW)
-            st.set_shadow(VECTOR + d, bits[0] | bits[1], mask)
-
-    return step
-
-
-def _half_source(
-    code: int, kind: str, instruction: Instruction, limits: RegisterLimits, high: bool, negate: bool
-) -> Source:
-    """One half of a packed operand. An inline constant is a 32-bit value: a float one is f16 in the low half, zero above;
-    for integer instructions it would be an f32, which no compiler we know emits."""
-    return source(code, kind, instruction, limits, high=high, negate=negate)
-
-
-def _any_lane(st: Waves, sources: list[Source]) -> np.ndarray | None:
-    total = None
-    for s in sources:
-        bits = s.poison(st)
-        if bits is not None:
-            total = bits != 0 if total is None else total | (bits != 0)
-    return total
-
-
-def _spread(undefined: np.ndarray | None, bits: np.uint32) -> np.ndarray:
-    return np.uint32(0) if undefined is None else np.where(undefined, bits, np.uint32(0))
-
-
-# -- mixed-precision fma ----------------------------------------------------------------------------------------------
+    name, select, saturate = instruction.name, _select(instruction), bool(instruction["clmp"])
+    count = 3 if name in ("v_pk_fma_f16", "v_pk_mad_i16", "v_pk_mad_u16") else 2
+    kind = "f16" if name.endswith("_f16") else "b32"
+    sources = [_operand(instruction, f"src{i}", kind, limits) for i in range(count)]
+    if name in _BINARY:
+        function = _BINARY[name]
+        return _finish(
+            instruction, limits, sources, lambda a, b: function(a, b, select, mode, saturate), select
+        )
+    if name in _EXTREMA:
+        function, rule = _EXTREMA[name]
+        return _finish(
+            instruction, limits, sources, lambda a, b: function(a, b, rule, select, mode, saturate), select
+        )
+    if name == "v_pk_fma_f16":
+        return _finish(
+            instruction,
+            limits,
+            sources,
+            lambda a, b, c: pm.pk_fma_f16(a, b, c, select, mode, saturate),
+            select,
+        )
+    operation = name.removeprefix("v_pk_")
+    if operation not in pm.pk_integer_names() or saturate or select.neg_lo or select.neg_hi:
+        raise UnimplementedInstruction("no semantics for this packed instruction, or for clamp or neg on it")
+    return _finish(
+        instruction, limits, sources, lambda *x: pm.pk_integer(operation, *x, select=select), select
+    )
 
 
 def _mix_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMode) -> Step:
-    op_sel, op_sel_hi, neg, absolute = _selections(instruction)
-    reads: list[Callable] = []
-    sources: list[Source] = []
+    name, select = instruction.name, _select(instruction)
+    sources = []
     for i in range(3):
-        code, half = instruction[f"src{i}"], op_sel_hi >> i & 1
-        flips = {"negate": bool(neg >> i & 1), "absolute": bool(absolute >> i & 1)}
-        if half and op_sel >> i & 1 and constant_bits(code, "f32", instruction.literal) is not None:
+        is_half = bool(select.op_sel_hi >> i & 1)
+        code = instruction[f"src{i}"]
+        if is_half and select.op_sel >> i & 1 and constant_bits(code, "f32", instruction.literal) is not None:
             raise UnimplementedInstruction("the high half of a constant in a mixed-precision fma")
-        s = source(
-            code, "f16" if half else "f32", instruction, limits, high=bool(half and op_sel >> i & 1), **flips
+        sources.append(_operand(instruction, f"src{i}", "f16" if is_half else "f32", limits))
+    used = [
+        _HALF_BITS[select.op_sel >> i & 1] if select.op_sel_hi >> i & 1 else ALL_BITS for i in range(3)
+    ]
+    fields = {
+        "op_sel": select.op_sel,
+        "op_sel_hi": select.op_sel_hi,
+        "neg": select.neg_lo,
+        "absolute": select.neg_hi,
+        "mode": mode,
+        "saturate": bool(instruction["clmp"]),
+    }
+    if name == "v_fma_mix_f32":
+        return _finish(
+            instruction, limits, sources, lambda a, b, c: pm.fma_mix_f32(a, b, c, **fields), used=used
         )
-        sources.append(s)
-        decode = ff.decode_f16 if half else ff.decode_f32
-        reads.append(lambda st, read=s.read, decode=decode: decode(read(st), mode))
-    a, b, c = reads
-    kind = "f32" if instruction.name == "v_fma_mix_f32" else "f16"
-    encode = ff.encode_f32 if kind == "f32" else ff.encode_f16
-    high = instruction.name == "v_fma_mixhi_f16"
-    limits.check_vector(instruction["vdst"], 1)
-    write = Writer(instruction["vdst"] - VECTOR, kind, high)
-    clamped = bool(instruction["clmp"])
-    watched = tuple({n for s in sources for n in s.registers} | set(write.registers))
-    all_f32 = op_sel_hi == 0 and kind == "f32"
-
-    def step(st: Waves) -> None:
-        if all_f32:
-            value = ff.fma_f32(*(s.read(st) for s in sources), mode)
-        else:
-            value = encode(ff.add_to_odd(a(st) * b(st), c(st)), mode)
-        if clamped:
-            value = ff.clamp(value, mode)
-        mask = st.mask
-        if any(st.shadow[n] is not None for n in watched):
-            undefined = _any_lane(st, sources)
-            write.store(st, value, mask)
-            write.store_shadow(st, None if undefined is None else _spread(undefined, ALL_BITS), mask)
-        else:
-            write.store(st, value, mask)
-
-    return step
+    high = name == "v_fma_mixhi_f16"
+    function = pm.fma_mixhi_f16 if high else pm.fma_mixlo_f16
+    old = source(instruction["vdst"], "b32", instruction, limits)
+    return _finish(
+        instruction,
+        limits,
+        sources,
+        lambda a, b, c, d: function(d, a, b, c, **fields),
+        old=old,
+        written=_HALF_BITS[high],
+        used=used,
+    )
 
 
-# -- dot products -----------------------------------------------------------------------------------------------------
-
-
-def _integer_dot(bits: int, signed: tuple[bool, bool], saturate: bool) -> Callable:
-    count, mask = 32 // bits, (1 << bits) - 1
-
-    def elements(x: np.ndarray, is_signed: bool) -> list[np.ndarray]:
-        fields = [(x >> np.uint32(bits * i) & np.uint32(mask)).astype(np.int64) for i in range(count)]
-        return [np.where(f >> (bits - 1), f - (1 << bits), f) for f in fields] if is_signed else fields
-
-    def compute(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        any_signed = any(signed)
-        total = c.view(np.int32).astype(np.int64) if any_signed else c.astype(np.int64)
-        for x, y in zip(elements(a, signed[0]), elements(b, signed[1]), strict=False):
-            total = total + x * y
-        if saturate:
-            total = np.clip(total, -(2**31), 2**31 - 1) if any_signed else np.clip(total, 0, 2**32 - 1)
-        return total.astype(np.uint32)
-
-    return compute
-
-
-def _dot_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMode) -> Step:
-    op_sel, op_sel_hi, neg, _neg_hi = _selections(instruction)
-    name, saturate = instruction.name, bool(instruction["clmp"])
-    if name in ("v_dot2_f32_f16", "v_dot2_f32_bf16"):
-        kind = "f16" if name.endswith("_f16") else "bf16"
-        return _dot2_step(instruction, limits, mode, kind)
-    if op_sel & 7 or op_sel_hi & 3 != 3:
-        raise UnimplementedInstruction("op_sel on an integer dot product")
-    if name in ("v_dot4_i32_iu8", "v_dot8_i32_iu4"):
-        # neg says for A and B whether their elements are signed.
-        function = _integer_dot(8 if "iu8" in name else 4, (bool(neg & 1), bool(neg & 2)), saturate)
-        signed = bool(neg & 3)
-        if not signed:
-            raise UnimplementedInstruction("an i32 dot product of two unsigned operands")
-    elif name in ("v_dot4_u32_u8", "v_dot8_u32_u4"):
-        function = _integer_dot(8 if "u8" in name else 4, (False, False), saturate)
+def _dot_step(instruction: Instruction, limits: RegisterLimits) -> Step:
+    name, select, saturate = instruction.name, _select(instruction), bool(instruction["clmp"])
+    if name in _FLOAT_DOTS:
+        function, kind = _FLOAT_DOTS[name]
+        sources = [_operand(instruction, f"src{i}", kind if i < 2 else "f32", limits) for i in range(3)]
+        if select.neg_hi & 4:
+            raise UnimplementedInstruction("neg_hi on the addend of a dot product")
+        return _finish(instruction, limits, sources, lambda a, b, c: function(a, b, c, select, saturate))
+    sources = [_operand(instruction, f"src{i}", "u32", limits) for i in range(3)]
+    if name in _SIGNED_DOTS:
+        function = _SIGNED_DOTS[name]
+        compute = lambda a, b, c: function(a, b, c, select.neg_lo, saturate)  # noqa: E731
+    elif name in _UNSIGNED_DOTS and not select.neg_lo:
+        unsigned = _UNSIGNED_DOTS[name]
+        compute = lambda a, b, c: unsigned(a, b, c, saturate)  # noqa: E731
     else:
-        raise UnimplementedInstruction("no semantics for this instruction")
-    sources = [source(instruction[f"src{i}"], "u32", instruction, limits) for i in range(3)]
-    return _three_source_step(instruction, limits, sources, lambda a, b, c: function(a, b, c))
+        raise UnimplementedInstruction("no semantics for this dot product")
+    if select.op_sel & 7 or select.op_sel_hi & 3 != 3:
+        raise UnimplementedInstruction("op_sel on an integer dot product")
+    return _finish(instruction, limits, sources, compute)
 
 
-def _dot2_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMode, kind: str) -> Step:
-    op_sel, op_sel_hi, neg, neg_hi = _selections(instruction)
-    plain = op_sel & 3 == 0 and op_sel_hi & 3 == 3 and not (neg or neg_hi)
-    decode = ff.decode_f16 if kind == "f16" else (lambda x, mode: ff.decode_bf16(x))
-    c = source(
-        instruction["src2"], "f32", instruction, limits, negate=bool(neg & 4), absolute=bool(neg_hi & 4)
-    )  # fmt: skip
-    clamped = bool(instruction["clmp"])
-    dot = dot2_f32(decode)
-    registers = [code for code in (instruction["src0"], instruction["src1"]) if code >= VECTOR]
-    if plain and len(registers) == 2:
-        a, b = (source(code, "b32", instruction, limits) for code in registers)
-
-        def compute(x, y, z):
-            value = dot(x, y, z, mode)
-            return ff.clamp(value, mode) if clamped else value
-
-        return _three_source_step(instruction, limits, [a, b, c], compute)
-    halves = []
-    for i in range(2):
-        for select, flip in ((op_sel, neg), (op_sel_hi, neg_hi)):
-            halves.append(
-                _half_source(
-                    instruction[f"src{i}"],
-                    kind,
-                    instruction,
-                    limits,
-                    bool(select >> i & 1),
-                    bool(flip >> i & 1),
-                )
-            )
-
-    def compute_halves(a_low, a_high, b_low, b_high, z):
-        total = ff.add_to_odd(
-            decode(a_low, mode) * decode(b_low, mode), decode(a_high, mode) * decode(b_high, mode)
-        )
-        value = ff.encode_f32(ff.add_to_odd(total, ff.decode_f32(z, mode)), mode)
-        return ff.clamp(value, mode) if clamped else value
-
-    return _three_source_step(instruction, limits, [*halves, c], compute_halves)
-
-
-def _three_source_step(
-    instruction: Instruction, limits: RegisterLimits, sources: list[Source], compute: Callable
+def _finish(
+    instruction: Instruction,
+    limits: RegisterLimits,
+    sources: list[Source],
+    compute: Callable,
+    packed: pm.Select | None = None,
+    *,
+    old: Source | None = None,
+    written: np.uint32 = ALL_BITS,
+    used: list[np.uint32] | None = None,
 ) -> Step:
+    """The closure: compute, write, follow undefined bits.
+
+    Parameters
+    ----------
+    packed : the result's halves depend on halves of the sources, as op_sel says
+    old : the destination's old value, passed last
+    written : bits of the destination that change
+    used : bits of each source that matter; all when None
+    """
     limits.check_vector(instruction["vdst"], 1)
     write = Writer(instruction["vdst"] - VECTOR, "b32", False)
-    reads = [s.read for s in sources]
-    watched = tuple({n for s in sources for n in s.registers} | set(write.registers))
+    d = instruction["vdst"]
+    inputs = [*sources, old] if old is not None else sources
+    reads = [s.read for s in inputs]
+    watched = tuple({n for s in sources for n in s.registers} | {d})
+
+    def undefined(st: Waves) -> np.ndarray | None:
+        shadows = [s.poison(st) for s in sources]
+        if all(s is None for s in shadows):
+            return None
+        if packed is not None:
+            low, high = False, False
+            for i, s in enumerate(shadows):
+                if s is not None:
+                    low = low | (s & _HALF_BITS[packed.op_sel >> i & 1] != 0)
+                    high = high | (s & _HALF_BITS[packed.op_sel_hi >> i & 1] != 0)
+            return np.where(low, _HALF_BITS[0], np.uint32(0)) | np.where(high, _HALF_BITS[1], np.uint32(0))
+        bad = False
+        for i, s in enumerate(shadows):
+            if s is not None:
+                bad = bad | (s & (ALL_BITS if used is None else used[i]) != 0)
+        return np.where(bad, ALL_BITS, np.uint32(0))
 
     def step(st: Waves) -> None:
-        value, mask = compute(*(read(st) for read in reads)), st.mask
+        mask = st.mask
         for n in watched:
             if st.shadow[n] is not None:
-                undefined = _any_lane(st, sources)
-                write.store(st, value, mask)
-                write.store_shadow(st, None if undefined is None else _spread(undefined, ALL_BITS), mask)
+                bits = undefined(st)
+                write.store(st, compute(*(read(st) for read in reads)), mask)
+                st.set_shadow(d, bits, mask, written)
                 return
-        write.store(st, value, mask)
+        write.store(st, compute(*(read(st) for read in reads)), mask)
 
     return step
 
@@ -294,7 +233,7 @@ def _wmma_step(instruction: Instruction, limits: RegisterLimits) -> Step:
     known = kind in matrix.INTEGER_KINDS or kind in matrix.FLOAT_KINDS
     if not known or len(parts) != 3:
         raise UnimplementedInstruction("no semantics for this matrix instruction")
-    op_sel, op_sel_hi, neg, neg_hi = _selections(instruction)
+    op_sel, op_sel_hi, neg, neg_hi = _select(instruction)
     if op_sel & 3 or op_sel_hi & 3 != 3:
         raise UnimplementedInstruction("op_sel on A or B of a matrix instruction")
     counts = [_registers(instruction, field) for field in ("src0", "src1", "src2", "vdst")]

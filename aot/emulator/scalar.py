@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import conversions as cv
 from . import float_formats as ff
 from .decode import Instruction
 from .errors import UnimplementedInstruction, UninitialisedRead
@@ -250,21 +251,43 @@ _moded("s_mul_f32", "f32", "f32 f32", ff.mul_f32)
 _moded("s_fmac_f32", "f32", "f32 f32 d", lambda a, b, d, mode: ff.fma_f32(a, b, d, mode))
 _moded("s_fmamk_f32", "f32", "f32 k f32", ff.fma_f32)
 _moded("s_fmaak_f32", "f32", "f32 f32 k", ff.fma_f32)
-_moded("s_cvt_f32_i32", "f32", "i32", lambda a, mode: ff.encode_f32(a.astype(np.float64), mode))
-_moded("s_cvt_f32_u32", "f32", "u32", lambda a, mode: ff.encode_f32(a.astype(np.float64), mode))
-_moded("s_cvt_f16_f32", "b32", "f32", lambda a, mode: ff.encode_f16(ff.decode_f32(a, mode), mode).astype(U32))
-_moded("s_cvt_f32_f16", "f32", "f16", lambda a, mode: ff.encode_f32(ff.decode_f16(a, mode), mode))
+_moded("s_cvt_f32_i32", "f32", "b32", cv.cvt_f32_i32)
+_moded("s_cvt_f32_u32", "f32", "b32", cv.cvt_f32_u32)
+_op("s_cvt_i32_f32", "b32", "f32", cv.cvt_i32_f32)
+_op("s_cvt_u32_f32", "b32", "f32", cv.cvt_u32_f32)
+_moded("s_cvt_f16_f32", "b32", "f32", lambda a, mode: cv.cvt_f16_f32(a, mode).astype(U32))
+_moded("s_cvt_f32_f16", "f32", "f16", cv.cvt_f32_f16)
+_moded("s_cvt_hi_f32_f16", "f32", "b32", lambda a, mode: cv.cvt_f32_f16((a >> U32(16)).astype(U16), mode))
 _moded("s_min_num_f32", "f32", "f32 f32", lambda a, b, mode: ff.minimum(a, b, ff.NUM, mode))
 _moded("s_max_num_f32", "f32", "f32 f32", lambda a, b, mode: ff.maximum(a, b, ff.NUM, mode))
 _moded("s_min_f32", "f32", "f32 f32", lambda a, b, mode: ff.minimum(a, b, ff.GFX11, mode))
 _moded("s_max_f32", "f32", "f32 f32", lambda a, b, mode: ff.maximum(a, b, ff.GFX11, mode))
-for _name, _round in (("ceil", np.ceil), ("floor", np.floor), ("trunc", np.trunc), ("rndne", np.rint)):
+for _name, _round in {"ceil": cv.ceil, "floor": cv.floor, "trunc": cv.trunc, "rndne": cv.rndne}.items():
+    _moded(f"s_{_name}_f32", "f32", "f32", _round)
+_FLOAT_TESTS = {
+    "lt": lambda a, b: a < b,
+    "eq": lambda a, b: a == b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "lg": lambda a, b: (a < b) | (a > b),
+    "o": lambda a, b: (a == a) & (b == b),
+}
+_OPPOSITES = {"lt": "nlt", "eq": "neq", "le": "nle", "gt": "ngt", "ge": "nge", "lg": "nlg", "o": "u"}
+
+
+def _float_compare(name: str, test: Callable) -> None:
+    def compare(a, b, mode):
+        return test(ff.decode_f32(a, mode), ff.decode_f32(b, mode))
+
+    _moded(f"s_cmp_{name}_f32", None, "f32 f32", compare, "result")
     _moded(
-        f"s_{_name}_f32",
-        "f32",
-        "f32",
-        lambda a, mode, f=_round: ff.encode_f32(f(ff.decode_f32(a, mode)), mode),
+        f"s_cmp_{_OPPOSITES[name]}_f32", None, "f32 f32", lambda a, b, mode: ~compare(a, b, mode), "result"
     )
+
+
+for _name, _test in _FLOAT_TESTS.items():
+    _float_compare(_name, _test)
 
 
 # -- compiling --------------------------------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, VALU 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from . import conversions as cv
 from . import float_formats as ff
+from . import packed_math as pm
 
 U16, U32, U64 = np.uint16, np.uint32, np.uint64
 I16, I32, I64 = np.int16, np.int32, np.int64
@@ -389,18 +391,6 @@ for _kind, _form in (("u32", "u32"), ("i32", "i32"), ("u16", "u16"), ("i16", "i1
 
 _op("v_cvt_u32_u16", "b32", "u16", lambda a: a.astype(U32), poison=_same)
 _op("v_cvt_i32_i16", "i32", "i16", lambda a: a.astype(I32))
-_op(
-    "v_cvt_pk_u16_u32",
-    "b32",
-    "u32 u32",
-    lambda a, b: ff.pack_halves(np.minimum(a, U32(0xFFFF)), np.minimum(b, U32(0xFFFF))),
-)
-_op(
-    "v_cvt_pk_i16_i32",
-    "b32",
-    "i32 i32",
-    lambda a, b: ff.pack_halves(_i16_range(a).view(U16), _i16_range(b).view(U16)),
-)
 _op("v_pack_b32_f16", "b32", "f16 f16", ff.pack_halves, poison=lambda v, u: u[0] | u[1] << U32(16))
 _op("v_sad_u32", "b32", "u32 u32 u32", lambda a, b, c: np.where(a > b, a - b, b - a) + c)
 
@@ -468,141 +458,76 @@ for _kind in ("f32", "f16"):
     _moded(f"v_minimum_{_kind}", _kind, _pair, lambda a, b, mode: ff.minimum(a, b, ff.PROPAGATE, mode))
     _moded(f"v_maximum_{_kind}", _kind, _pair, lambda a, b, mode: ff.maximum(a, b, ff.PROPAGATE, mode))
 
-# -- float to float of one argument -----------------------------------------------------------------------------------
-# Transcendentals: the hardware is within one unit in the last place; here the float64 result is rounded once.
+# -- float to float of one argument, conversions ----------------------------------------------------------
 
-
-def _unary(name: str, function: Callable) -> None:
-    def single(a, mode):
-        return ff.encode_f32(function(ff.decode_f32(a, mode)), mode)
-
-    def half(a, mode):
-        return ff.encode_f16(function(ff.decode_f16(a, mode)), mode)
-
-    _moded(f"v_{name}_f32", "f32", "f32", single)
-    _moded(f"v_{name}_f16", "f16", "f16", half)
-
-
-_unary("trunc", np.trunc)
-_unary("ceil", np.ceil)
-_unary("floor", np.floor)
-_unary("rndne", np.rint)
-_unary("rcp", lambda x: 1.0 / x)
-_unary("sqrt", np.sqrt)
-_unary("rsq", lambda x: 1.0 / np.sqrt(x))
-_unary("exp", np.exp2)
-_unary("log", np.log2)
+for _kind in ("f32", "f16"):
+    for _name, _function in {
+        "trunc": cv.trunc,
+        "ceil": cv.ceil,
+        "floor": cv.floor,
+        "rndne": cv.rndne,
+        "fract": cv.fract,
+        "rcp": cv.rcp,
+        "rsq": cv.rsq,
+        "sqrt": cv.sqrt,
+        "exp": cv.exp2,
+        "log": cv.log2,
+    }.items():
+        _moded(f"v_{_name}_{_kind}", _kind, _kind, _function)
 OPS["v_rcp_iflag_f32"] = OPS["v_rcp_f32"]
+_moded("v_ldexp_f32", "f32", "f32 b32", cv.ldexp_f32)
+_moded("v_ldexp_f16", "f16", "f16 b16", cv.ldexp_f16)
+_op("v_frexp_exp_i32_f32", "b32", "f32", cv.frexp_exp)
+_op("v_frexp_exp_i16_f16", "b16", "f16", cv.frexp_exp)
+_op("v_frexp_mant_f32", "f32", "f32", cv.frexp_mant)
+_op("v_frexp_mant_f16", "f16", "f16", cv.frexp_mant)
+
+_moded("v_cvt_f32_i32", "f32", "b32", cv.cvt_f32_i32)
+_moded("v_cvt_f32_u32", "f32", "b32", cv.cvt_f32_u32)
+_moded("v_cvt_f16_f32", "f16", "f32", cv.cvt_f16_f32)
+_moded("v_cvt_f32_f16", "f32", "f16", cv.cvt_f32_f16)
+_moded("v_cvt_f16_u16", "f16", "u16", cv.cvt_f16_u16)
+_moded("v_cvt_f16_i16", "f16", "u16", cv.cvt_f16_i16)
+_moded("v_cvt_pk_rtz_f16_f32", "b32", "f32 f32", cv.cvt_pk_rtz_f16_f32)
+_op("v_cvt_i32_f32", "b32", "f32", cv.cvt_i32_f32)
+_op("v_cvt_u32_f32", "b32", "f32", cv.cvt_u32_f32)
+_op("v_cvt_nearest_i32_f32", "b32", "f32", cv.cvt_nearest_i32_f32)
+_op("v_cvt_floor_i32_f32", "b32", "f32", cv.cvt_floor_i32_f32)
+_op("v_cvt_i16_f16", "b16", "f16", cv.cvt_i16_f16)
+_op("v_cvt_u16_f16", "b16", "f16", cv.cvt_u16_f16)
+_op("v_cvt_pk_i16_f32", "b32", "f32 f32", cv.cvt_pk_i16_f32)
+_op("v_cvt_pk_u16_f32", "b32", "f32 f32", cv.cvt_pk_u16_f32)
+_op("v_cvt_pk_i16_i32", "b32", "b32 b32", cv.cvt_pk_i16_i32)
+_op("v_cvt_pk_u16_u32", "b32", "b32 b32", cv.cvt_pk_u16_u32)
+_op("v_cvt_off_f32_i4", "f32", "b32", cv.cvt_off_f32_i4)
 
 
-def _fract(a, mode):
-    x = ff.decode_f32(a, mode)
-    # Below 1 always: the hardware clamps to the largest value under it.
-    return np.minimum(ff.encode_f32(x - np.floor(x), mode).view(F32), F32(0.99999994)).view(U32)
-
-
-_moded("v_fract_f32", "f32", "f32", _fract)
-
-
-def _ldexp_f32(a, exponent, mode):
-    return ff.encode_f32(np.ldexp(ff.decode_f32(a, mode), np.clip(exponent, -600, 600)), mode)
-
-
-def _ldexp_f16(a, exponent, mode):
-    return ff.encode_f16(np.ldexp(ff.decode_f16(a, mode), exponent.astype(I32)), mode)
-
-
-_moded("v_ldexp_f32", "f32", "f32 i32", _ldexp_f32)
-_moded("v_ldexp_f16", "f16", "f16 i16", _ldexp_f16)
-
-
-def _frexp_exponent(x):
-    return np.where(np.isfinite(x) & (x != 0), np.frexp(x)[1], 0).astype(I32)
-
-
-def _frexp_mantissa(x):
-    return np.where(np.isfinite(x), np.frexp(x)[0], x)
-
-
-_moded("v_frexp_exp_i32_f32", "i32", "f32", lambda a, mode: _frexp_exponent(ff.decode_f32(a, mode)))
-_moded(
-    "v_frexp_mant_f32",
-    "f32",
-    "f32",
-    lambda a, mode: ff.encode_f32(_frexp_mantissa(ff.decode_f32(a, mode)), mode),
-)
-
-# -- conversions ------------------------------------------------------------------------------------------------------
-
-
-def _to_integer(x, low, high, dtype):
-    """Truncated float64 to an integer, saturated; NaN gives 0."""
-    clipped = np.clip(np.where(np.isnan(x), 0.0, x), low, high)
-    return clipped.astype(I64).astype(dtype)
-
-
-def _f32_to_i32(a, mode, rounding=np.trunc):
-    return _to_integer(rounding(ff.decode_f32(a, mode)), -(2.0**31), 2.0**31 - 1, I32)
-
-
-def _encode(bits_of_double: Callable) -> Callable:
-    return lambda a, mode: bits_of_double(np.asarray(a).astype(F64), mode)
-
-
-_moded("v_cvt_f32_i32", "f32", "i32", _encode(ff.encode_f32))
-_moded("v_cvt_f32_u32", "f32", "u32", _encode(ff.encode_f32))
-_moded("v_cvt_i32_f32", "i32", "f32", _f32_to_i32)
-_moded(
-    "v_cvt_u32_f32",
-    "u32",
-    "f32",
-    lambda a, mode: _to_integer(np.trunc(ff.decode_f32(a, mode)), 0, 2.0**32 - 1, U32),
-)
-_moded(
-    "v_cvt_nearest_i32_f32", "i32", "f32", lambda a, mode: _f32_to_i32(a, mode, lambda x: np.floor(x + 0.5))
-)
-_moded("v_cvt_floor_i32_f32", "i32", "f32", lambda a, mode: _f32_to_i32(a, mode, np.floor))
-_moded("v_cvt_f16_f32", "f16", "f32", lambda a, mode: ff.encode_f16(ff.decode_f32(a, mode), mode))
-_moded("v_cvt_f32_f16", "f32", "f16", lambda a, mode: ff.encode_f32(ff.decode_f16(a, mode), mode))
-_moded("v_cvt_f16_u16", "f16", "u16", _encode(ff.encode_f16))
-_moded("v_cvt_f16_i16", "f16", "i16", _encode(ff.encode_f16))
-_moded(
-    "v_cvt_u16_f16",
-    "u16",
-    "f16",
-    lambda a, mode: _to_integer(np.trunc(ff.decode_f16(a, mode)), 0, 65535, U16),
-)
-_moded(
-    "v_cvt_i16_f16",
-    "i16",
-    "f16",
-    lambda a, mode: _to_integer(np.trunc(ff.decode_f16(a, mode)), -32768, 32767, I16),
-)
-for _byte in range(4):
+def _byte_to_float(byte: int) -> None:
+    shift = U32(8 * byte)
     _op(
-        f"v_cvt_f32_ubyte{_byte}",
+        f"v_cvt_f32_ubyte{byte}",
         "f32",
-        "u32",
-        lambda a, shift=U32(8 * _byte): (a >> shift & U32(0xFF)).astype(F32),
-        poison=lambda v, u, shift=U32(8 * _byte): _all_if_any(u[0] >> shift & U32(0xFF)),
+        "b32",
+        lambda a: cv.cvt_f32_ubyte(a, byte),
+        poison=lambda v, u: _all_if_any(u[0] >> shift & U32(0xFF)),
     )
+
+
+for _byte in range(4):
+    _byte_to_float(_byte)
+
+
+def _f64_to_integer(x, low, high, dtype):
+    """Truncated, saturated; NaN gives 0."""
+    return np.clip(np.where(np.isnan(x), 0.0, np.trunc(x)), low, high).astype(I64).astype(dtype)
+
+
 _op("v_cvt_f64_f32", "f64", "f32", lambda a: a.view(F32).astype(F64))
 _op("v_cvt_f64_i32", "f64", "i32", lambda a: a.astype(F64))
 _op("v_cvt_f64_u32", "f64", "u32", lambda a: a.astype(F64))
 _moded("v_cvt_f32_f64", "f32", "f64", ff.encode_f32)
-_op("v_cvt_i32_f64", "i32", "f64", lambda a: _to_integer(np.trunc(a), -(2.0**31), 2.0**31 - 1, I32))
-_op("v_cvt_u32_f64", "u32", "f64", lambda a: _to_integer(np.trunc(a), 0, 2.0**32 - 1, U32))
-
-_TOWARD_ZERO = replace(ff.DEFAULT_MODE, round_f16=ff.TOWARD_ZERO)
-
-
-def _pack_toward_zero(a, b, mode):
-    """Two f32 to packed f16, rounded toward zero whatever MODE says."""
-    halves = [ff.encode_f16(ff.decode_f32(x, mode), replace(mode, round_f16=ff.TOWARD_ZERO)) for x in (a, b)]
-    return ff.pack_halves(*halves)
-
-
-_moded("v_cvt_pk_rtz_f16_f32", "b32", "f32 f32", _pack_toward_zero)
+_op("v_cvt_i32_f64", "i32", "f64", lambda a: _f64_to_integer(a, -(2.0**31), 2.0**31 - 1, I32))
+_op("v_cvt_u32_f64", "u32", "f64", lambda a: _f64_to_integer(a, 0, 2.0**32 - 1, U32))
 
 # -- division helpers -------------------------------------------------------------------------------------------------
 
@@ -620,50 +545,19 @@ def _div_fixup(p, denominator, numerator, mode):
 
 _moded("v_div_fixup_f32", "f32", "f32 f32 f32", _div_fixup)
 
-# -- dot products of VOP2 and VOP3 ------------------------------------------------------------------------------------
+# -- dot products of VOP2 and VOP3 -----------------------------------------------------------------------
 
-
-def dot2_f32(decode: Callable) -> Callable:
-    """a0*b0 + a1*b1 + c in float64 (products are exact), rounded once."""
-
-    def compute(a, b, c, mode):
-        total = decode(ff.low_half(a), mode) * decode(ff.low_half(b), mode)
-        total = ff.add_to_odd(total, decode(ff.high_half(a), mode) * decode(ff.high_half(b), mode))
-        return ff.encode_f32(ff.add_to_odd(total, ff.decode_f32(c, mode)), mode)
-
-    return compute
-
-
-def _bf16(x, mode):
-    return ff.decode_bf16(x)
-
-
-_moded("v_dot2acc_f32_f16", "f32", "b32 b32", dot2_f32(ff.decode_f16), accumulates=True)
-_moded("v_dot2acc_f32_bf16", "f32", "b32 b32", dot2_f32(_bf16), accumulates=True)
-
-
-def _dot2_f16(a, b, c, mode):
-    total = ff.decode_f16(ff.low_half(a), mode) * ff.decode_f16(ff.low_half(b), mode)
-    total = total + ff.decode_f16(ff.high_half(a), mode) * ff.decode_f16(ff.high_half(b), mode)
-    return ff.encode_f16(ff.add_to_odd(total, ff.decode_f16(c, mode)), mode)
-
-
-def _dot2_bf16(a, b, c, mode):
-    total = ff.decode_bf16(ff.low_half(a)) * ff.decode_bf16(ff.low_half(b))
-    total = ff.add_to_odd(total, ff.decode_bf16(ff.high_half(a)) * ff.decode_bf16(ff.high_half(b)))
-    return ff.encode_bf16(ff.add_to_odd(total, ff.decode_bf16(c)))
-
-
-_moded("v_dot2_f16_f16", "f16", "b32 b32 f16", _dot2_f16)
-_moded("v_dot2_bf16_bf16", "bf16", "b32 b32 bf16", _dot2_bf16)
-
-
-def _packed_fmac(a, b, c, mode):
-    low = ff.fma_f16(ff.low_half(a), ff.low_half(b), ff.low_half(c), mode)
-    return ff.pack_halves(low, ff.fma_f16(ff.high_half(a), ff.high_half(b), ff.high_half(c), mode))
-
-
-_moded("v_pk_fmac_f16", "b32", "b32 b32", _packed_fmac, accumulates=True)
+_op("v_dot2acc_f32_f16", "f32", "b32 b32", pm.dot2_f32_f16, accumulates=True)
+_op("v_dot2acc_f32_bf16", "f32", "b32 b32", pm.dot2_f32_bf16, accumulates=True)
+_moded("v_dot2_f16_f16", "f16", "b32 b32 f16", pm.dot2_f16_f16)
+_op("v_dot2_bf16_bf16", "bf16", "b32 b32 bf16", pm.dot2_bf16_bf16)
+_moded(
+    "v_pk_fmac_f16",
+    "b32",
+    "b32 b32",
+    lambda a, b, c, mode: pm.pk_fma_f16(a, b, c, mode=mode),
+    accumulates=True,
+)
 
 # -- comparisons ------------------------------------------------------------------------------------------------------
 

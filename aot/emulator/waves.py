@@ -202,7 +202,8 @@ class Waves:
                 continue
             shape = next(row.shape[1:] for row in rows if row is not None)
             parts = [
-                np.zeros((g.count, *shape), np.uint32) if row is None else row for g, row in zip(groups, rows, strict=False)
+                np.zeros((g.count, *shape), np.uint32) if row is None else row
+                for g, row in zip(groups, rows, strict=False)
             ]
             whole.shadow.append(np.concatenate(parts))
         whole.scratch = None if first.scratch is None else np.concatenate([g.scratch for g in groups])
