@@ -139,15 +139,17 @@ def test_fma_f32_rounds_once(rounding):
     np.testing.assert_array_equal(ff.fma_f32(a, b, c, mode_of(rounding)), expected)
 
 
-# a * b + c just above or below a tie of f32, by less than float64 can hold: (a, b, c)
+# a * b + c beside a tie of f32, by less than float64 can hold: (a, b, c). (1 + 2^-16)(1 - 2^-16) = 1 - 2^-32.
+_MORE, _LESS = 1 + 2.0**-16, 1 - 2.0**-16
 DOUBLE_ROUNDING = [
-    (1 + 2.0**-23, 2.0**-24 * (1 + 2.0**-23), 2.0**6),  # inexact, far from a tie
-    (1 + 2.0**-23, 2.0**-24 * (1 - 2.0**-24), 1.0),
-    (2.0**-12 * (1 + 2.0**-20), 2.0**-12 * (1 + 2.0**-20), 1.0),
-    (2.0**-12 * (1 + 2.0**-23), 2.0**-12 * (1 - 2.0**-24), 1 + 2.0**-23),
-    (2.0**-75 * (1 + 2.0**-23), 2.0**-75 * (1 - 2.0**-24), 2.0**-127),  # denormal sum, below a tie
-    (2.0**-75 * (1 + 2.0**-23), 2.0**-75 * (1 + 2.0**-23), 2.0**-127),  # denormal sum, above a tie
-    (2.0**-74 * (1 + 2.0**-23), 2.0**-76 * (1 - 2.0**-24), 2.0**-126 - 2.0**-149),  # by the least normal
+    (2.0**-12 * _MORE, 2.0**-12 * _LESS, 1 + 2.0**-23),  # exact in float64 still: no harm
+    (2.0**-75 * _MORE, 2.0**-75 * _LESS, 2.0**-127 + 2.0**-149),  # denormal sum just below a tie
+    (-(2.0**-75) * _MORE, 2.0**-75 * _LESS, 2.0**-127 + 2.0**-149),  # just above a tie
+    (
+        2.0**-75 * _MORE,
+        2.0**-75 * _LESS,
+        2.0**-126 - 2.0**-149,
+    ),  # by the least normal
 ]
 
 
@@ -172,8 +174,13 @@ def test_fma_f32_is_right_where_rounding_through_float64_is_not():
 
 @pytest.mark.parametrize(("a", "b", "c"), DOUBLE_ROUNDING)
 def test_fma_f32_near_a_tie(a, b, c):
-    a, b, c = f32(a), f32(b), f32(c)
-    assert ff.fma_f32(a, b, c)[0] == exact.fma(exact.F32, int(a[0]), int(b[0]), int(c[0]))
+    assert ff.fma_f32(f32(a), f32(b), f32(c))[0] == exact.fma(exact.F32, *(int(f32(x)[0]) for x in (a, b, c)))
+
+
+def test_the_denormal_cases_are_of_the_hard_kind():
+    for a, b, c in DOUBLE_ROUNDING[1:]:
+        naive = f32(a * b + c)[0]
+        assert naive != exact.fma(exact.F32, *(int(f32(x)[0]) for x in (a, b, c)))
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)

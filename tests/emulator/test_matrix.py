@@ -204,6 +204,20 @@ def test_float_results_are_the_exact_sum_rounded_once(arch, kind):
 
 
 @pytest.mark.parametrize("arch", ["gfx11", "gfx12"])
+@pytest.mark.parametrize(("kind", "tie", "small"), [("f16_f16", -11, -14), ("bf16_bf16", -8, -20)])
+def test_16_bit_results_are_not_rounded_through_f32(arch, kind, tie, small):
+    """1 + half a unit + a term too small for f32: goes up. By way of f32 it is a tie, and goes to even."""
+    fmt = FORMATS[FLOAT_KINDS[kind][0]]
+    a, b = np.zeros((1, 16, 16), int), np.zeros((1, 16, 16), int)
+    a[..., :3] = [fmt.encode(Fraction(2) ** e) for e in (0, tie, small)]
+    b[..., :3] = [fmt.encode(Fraction(2) ** e) for e in (0, 0, small)]
+    zero = np.zeros((8 if arch == "gfx11" else 4, 1, 32), np.uint32)
+    modifiers = {"old": zero} if arch == "gfx11" else {}
+    d = run(arch, kind, operand_registers(arch, 16, a), operand_registers(arch, 16, b), zero, **modifiers)
+    assert get(d, 0, result_place(arch, 16, 6, 9, False), 16) == fmt.encode(Fraction(1)) + 1
+
+
+@pytest.mark.parametrize("arch", ["gfx11", "gfx12"])
 @pytest.mark.parametrize("clamp", [False, True])
 @pytest.mark.parametrize("signs", [(0, 0), (1, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("kind", INTEGER_KINDS)
