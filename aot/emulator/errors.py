@@ -36,7 +36,7 @@ class EmulatorError(Exception):
         return [("block", self.block), ("wave", self.wave), ("lane", self.lane)]
 
 
-class UnimplementedInstruction(EmulatorError):
+class UnimplementedInstruction(EmulatorError):  # noqa: N818 - says what happened
     """The emulator has no semantics for this instruction, or for a mode it is used in. Never skipped, never guessed."""
 
 
@@ -64,16 +64,16 @@ class AlignmentError(EmulatorError):
     """An access of 2 bytes or more at an address that is not a multiple of min(size, 4)."""
 
 
-class UninitialisedRead(EmulatorError):
+class UninitialisedRead(EmulatorError):  # noqa: N818 - says what happened
     """A value that was never written decides an address, a branch, an exec mask or a stored result."""
 
 
-class InactiveLaneRead(EmulatorError):
+class InactiveLaneRead(EmulatorError):  # noqa: N818 - says what happened
     """A cross-lane instruction reads a lane that is switched off in exec."""
 
 
 class BarrierError(EmulatorError):
-    """Waves of one block wait at different barriers, or wait for a signal that nobody can send."""
+    """A wave waits at a barrier that another wave of its block never reaches."""
 
 
 class RegisterError(EmulatorError):

@@ -339,10 +339,10 @@ def classify(instruction: Instruction) -> str:
         if name.startswith("s_wait"):
             return "wait"
         return "barrier" if name.startswith("s_barrier") else "control"
+    if name.startswith("v_dot"):
+        return "dot"
     if form == "VOP3P":
-        if name.startswith("v_wmma"):
-            return "wmma"
-        return "dot" if name.startswith("v_dot") else "vop3p"
+        return "wmma" if name.startswith("v_wmma") else "vop3p"
     by_format = {
         "SMEM": "smem", "DS": "lds", "GLOBAL": "global", "FLAT": "global", "SCRATCH": "scratch", "BUFFER": "buffer",
         "VOPD": "vopd",

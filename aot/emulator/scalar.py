@@ -26,6 +26,7 @@ from .vector_ops import (
     _either,
     _or_poison,
     _same,
+    _sum_poison,
     count_bits,
     leading_sign_bits,
     leading_zeros,
@@ -184,8 +185,22 @@ def _wide(a):
     return np.asarray(a).astype(I64)
 
 
-_op("s_add_u32 s_add_co_u32", "b32", "u32 u32", lambda a, b: _carry(a.astype(U64) + b), "returned")
-_op("s_sub_u32 s_sub_co_u32", "b32", "u32 u32", lambda a, b: _borrow(_wide(a) - b), "returned")
+_op(
+    "s_add_u32 s_add_co_u32",
+    "b32",
+    "u32 u32",
+    lambda a, b: _carry(a.astype(U64) + b),
+    "returned",
+    poison=_sum_poison,
+)
+_op(
+    "s_sub_u32 s_sub_co_u32",
+    "b32",
+    "u32 u32",
+    lambda a, b: _borrow(_wide(a) - b),
+    "returned",
+    poison=_sum_poison,
+)
 _op(
     "s_addc_u32 s_add_co_ci_u32",
     "b32",
@@ -200,11 +215,25 @@ _op(
     lambda a, b, c: _borrow(_wide(a) - b - c.astype(I64)),
     "returned",
 )
-_op("s_add_i32 s_add_co_i32", "i32", "i32 i32", lambda a, b: _overflow(_wide(a) + b), "returned")
-_op("s_sub_i32 s_sub_co_i32", "i32", "i32 i32", lambda a, b: _overflow(_wide(a) - b), "returned")
+_op(
+    "s_add_i32 s_add_co_i32",
+    "i32",
+    "i32 i32",
+    lambda a, b: _overflow(_wide(a) + b),
+    "returned",
+    poison=_sum_poison,
+)
+_op(
+    "s_sub_i32 s_sub_co_i32",
+    "i32",
+    "i32 i32",
+    lambda a, b: _overflow(_wide(a) - b),
+    "returned",
+    poison=_sum_poison,
+)
 _op("s_addk_i32 s_addk_co_i32", "i32", "i32 d", lambda k, a: _overflow(_wide(a.view(I32)) + k), "returned")
 _op("s_mulk_i32", "i32", "i32 d", lambda k, a: a.view(I32) * k)
-_op("s_mul_i32", "i32", "i32 i32", lambda a, b: a * b)
+_op("s_mul_i32", "i32", "i32 i32", lambda a, b: a * b, poison=_sum_poison)
 _op("s_mul_hi_u32", "b32", "u32 u32", lambda a, b: (a.astype(U64) * b >> U64(32)).astype(U32))
 _op("s_mul_hi_i32", "i32", "i32 i32", lambda a, b: (_wide(a) * b >> I64(32)).astype(I32))
 _op("s_add_nc_u64", "b64", "u64 u64", lambda a, b: a + b)

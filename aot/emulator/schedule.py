@@ -33,10 +33,9 @@ class Batch:
         self.program, self.kernel, self.machine = program, kernel, machine
         self.schedule, self.generator, self.budget = schedule, generator, budget
         self.waves_per_block = waves_per_block
-        # Barriers: how often each wave has signalled and waited, and at which address it did so last.
+        # Barriers: how often each wave has signalled and waited.
         shape = (blocks, waves_per_block)
         self.signals, self.waits = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self.wait_address = np.zeros(shape, np.int64)
         self.alive = np.ones(shape, bool)
         self.runs: list[int] = []
         self.parked: list[Waves] = []
@@ -186,7 +185,6 @@ class Batch:
 
     def _barrier(self, leave: Exit, st: Waves) -> bool:
         slots = st.block - self.machine.first_block
-        address = leave.instruction.address
         st.pc = leave.next
         if leave.kind in ("barrier", "signal"):
             self.signals[slots, st.wave] += 1
@@ -195,7 +193,6 @@ class Batch:
             if leave.kind == "signal":
                 return True
         self.waits[slots, st.wave] += 1
-        self.wait_address[slots, st.wave] = address
         st.barrier = leave.instruction
         if (
             self.schedule == "lockstep"
@@ -216,7 +213,7 @@ class Batch:
 
     def _release(self) -> None:
         """Nobody can run: let go the waves whose barrier is complete."""
-        self._check_one_place()
+        self._check_nobody_left()
         waiting, self.parked = self.parked, []
         free = []
         for group in waiting:
@@ -238,19 +235,17 @@ class Batch:
         self._rank(free)
         self.ready = free
 
-    def _check_one_place(self) -> None:
-        """Waves of one block that wait for the same barrier must do so at one instruction."""
-        waits = {}
+    def _check_nobody_left(self) -> None:
+        """The hardware no longer waits for a wave that has ended. A wave that ends while others of its block still
+        wait for it has taken another path than they did, which no kernel of ours means to do."""
         for group in self.parked:
             slots = group.block - self.machine.first_block
-            for slot, wave in zip(slots.tolist(), group.wave.tolist(), strict=False):
-                key = (slot, int(self.waits[slot, wave]))
-                first = waits.setdefault(key, (wave, int(self.wait_address[slot, wave])))
-                if first[1] != self.wait_address[slot, wave]:
-                    raise self._located(
-                        f"wave {wave} waits here while wave {first[0]} of the same block waits at {first[1]:#x}",
-                        group,
-                    )
+            behind = ~self.alive[slots] & (self.signals[slots] < self.waits[slots, group.wave][:, None])
+            if behind.any():
+                i, left = (int(n) for n in np.argwhere(behind)[0])
+                raise self._located(
+                    f"wave {left} of the block ended without reaching this barrier", group.take(np.array([i]))
+                )
 
     def _located(self, message: str, group: Waves) -> BarrierError:
         error = BarrierError(message, block=int(group.block[0]), wave=int(group.wave[0]))

@@ -15,7 +15,7 @@ from .decode import LITERAL, Instruction
 from .errors import InactiveLaneRead, UnimplementedInstruction, UninitialisedRead
 from .float_formats import FloatMode, clamp, output_scale_f32
 from .operands import BITS, FLOAT_KINDS, RegisterLimits, Source, any_undefined, mask_source, source
-from .vector_ops import OPS, VectorOp
+from .vector_ops import OPS, VectorOp, upward
 from .waves import EXEC, NULL, VCC, VECTOR, Waves, masks_of
 
 Step = Callable[[Waves], None]
@@ -258,6 +258,8 @@ def _poison(op: VectorOp, sources: list[Source]) -> Compute:
 def _as_unsigned(value: np.ndarray) -> np.ndarray:
     if value.dtype == bool:
         return value
+    if value.dtype.itemsize == 8:
+        return value.view(np.uint64)
     return value.astype(np.uint32) if value.dtype.itemsize == 2 else value.view(np.uint32)
 
 
@@ -315,6 +317,10 @@ class Writer:
             if bits is not None and self.high:
                 bits = bits << np.uint32(16)
             st.set_shadow(n, bits, mask, _HIGH if self.high else _LOW)
+            return
+        if bits is not None and bits.dtype == np.uint64:
+            st.set_shadow(n, bits.astype(np.uint32), mask)
+            st.set_shadow(n + 1, (bits >> np.uint64(32)).astype(np.uint32), mask)
             return
         for i in range(len(self.registers)):
             st.set_shadow(n + i, bits, mask)
@@ -385,6 +391,18 @@ def _mad_i64(a, b, c):
     return total, np.zeros(np.shape(total), bool)
 
 
+def _carry_poison(values, undefined):
+    """Undefined bits of a sum spread upward; an undefined carry-in or factor spoils all of it."""
+    a, b, *rest = undefined
+    if len(rest) == 1 and values[2].dtype == np.uint64:
+        factors = np.where((a | b) != 0, ~np.uint64(0), np.uint64(0))
+        return upward(factors | rest[0])
+    total = a | b
+    if rest:
+        total = total | np.where(rest[0] != 0, np.uint32(1), np.uint32(0))
+    return upward(total)
+
+
 _NO_CARRY = np.uint64(0)
 _CARRY_OPS = {  # name: (kinds of the sources, kind of the result, function of the sources giving result and carry)
     "v_add_co_u32": ("u32 u32", "u32", lambda a, b: _add_carry(a, b, _NO_CARRY)),
@@ -417,7 +435,7 @@ def compile_carry(instruction: Instruction, limits: RegisterLimits, mode: FloatM
     sources = [
         mask_source(c) if k == "mask" else source(c, k, instruction, limits) for c, k in zip(codes, kinds, strict=False)
     ]  # fmt: skip
-    op = VectorOp(result, tuple(kinds), function)
+    op = VectorOp(result, tuple(kinds), function, poison=_carry_poison)
     write = _writer(instruction, op, limits)
     watched = tuple({n for s in sources for n in s.registers} | set(write.registers))
     poison, compute = _poison(op, sources), _bind(op, sources, mode)

@@ -93,6 +93,35 @@ def _and_or_poison(values, undefined):
     return _or_poison((a & b, c), (_and_poison((a, b), (ua, ub)), uc))
 
 
+def upward(undefined):
+    """Every bit from the lowest undefined one up: what a sum or a product does with them."""
+    return undefined | (undefined.dtype.type(0) - undefined)
+
+
+def _sum_poison(values, undefined):
+    total = undefined[0]
+    for more in undefined[1:]:
+        total = total | more
+    return upward(np.asarray(total))
+
+
+def _lshl_add_poison(values, undefined):
+    (_, shift, _), (ua, ub, uc) = values, undefined
+    return upward(np.asarray(ua << (shift & U32(31)) | _all_if_any(ub) | uc))
+
+
+def _add_lshl_poison(values, undefined):
+    (_, _, shift), (ua, ub, uc) = values, undefined
+    return upward(np.asarray(ua | ub)) << (shift & U32(31)) | _all_if_any(uc)
+
+
+def _shift64_poison(values, undefined):
+    """Of a left shift by a defined amount: the bits move along."""
+    amount = (values[0] & U32(63)).astype(U64)
+    moved = undefined[1].astype(U64) << amount
+    return np.where(undefined[0] != 0, ~U64(0), moved)
+
+
 def _all_if_any(undefined):
     return np.where(undefined != 0, U32(0xFFFFFFFF), U32(0))
 
@@ -137,7 +166,7 @@ def _i32(x):
 _op("v_lshlrev_b16", "b16", "u16 u16", lambda a, b: b << (a & U16(15)))
 _op("v_lshrrev_b16", "b16", "u16 u16", lambda a, b: b >> (a & U16(15)))
 _op("v_ashrrev_i16", "i16", "i16 i16", lambda a, b: b >> (a & I16(15)))
-_op("v_lshlrev_b64", "b64", "u32 u64", lambda a, b: b << (a & U32(63)).astype(U64))
+_op("v_lshlrev_b64", "b64", "u32 u64", lambda a, b: b << (a & U32(63)).astype(U64), poison=_shift64_poison)
 _op("v_lshrrev_b64", "b64", "u32 u64", lambda a, b: b >> (a & U32(63)).astype(U64))
 _op("v_ashrrev_i64", "i64", "u32 i64", lambda a, b: b >> (a & U32(63)).astype(I64))
 
@@ -336,23 +365,86 @@ def _wide(x):
     return np.asarray(x).astype(I64)
 
 
-_op("v_add_nc_u32", "b32", "u32 u32", lambda a, b: a + b, saturating=lambda a, b: _u32_range(_wide(a) + b))
-_op("v_sub_nc_u32", "b32", "u32 u32", lambda a, b: a - b, saturating=lambda a, b: _u32_range(_wide(a) - b))
-_op("v_subrev_nc_u32", "b32", "u32 u32", lambda a, b: b - a, saturating=lambda a, b: _u32_range(_wide(b) - a))
-_op("v_add_nc_i32", "i32", "i32 i32", lambda a, b: a + b, saturating=lambda a, b: _i32_range(_wide(a) + b))
-_op("v_sub_nc_i32", "i32", "i32 i32", lambda a, b: a - b, saturating=lambda a, b: _i32_range(_wide(a) - b))
-_op("v_add_nc_u16", "b16", "u16 u16", lambda a, b: a + b, saturating=lambda a, b: _u16_range(_wide(a) + b))
-_op("v_sub_nc_u16", "b16", "u16 u16", lambda a, b: a - b, saturating=lambda a, b: _u16_range(_wide(a) - b))
-_op("v_add_nc_i16", "i16", "i16 i16", lambda a, b: a + b, saturating=lambda a, b: _i16_range(_wide(a) + b))
-_op("v_sub_nc_i16", "i16", "i16 i16", lambda a, b: a - b, saturating=lambda a, b: _i16_range(_wide(a) - b))
-_op("v_mul_lo_u16", "b16", "u16 u16", lambda a, b: a * b)
-_op("v_mul_lo_u32", "b32", "u32 u32", lambda a, b: a * b)
+_op(
+    "v_add_nc_u32",
+    "b32",
+    "u32 u32",
+    lambda a, b: a + b,
+    saturating=lambda a, b: _u32_range(_wide(a) + b),
+    poison=_sum_poison,
+)
+_op(
+    "v_sub_nc_u32",
+    "b32",
+    "u32 u32",
+    lambda a, b: a - b,
+    saturating=lambda a, b: _u32_range(_wide(a) - b),
+    poison=_sum_poison,
+)
+_op(
+    "v_subrev_nc_u32",
+    "b32",
+    "u32 u32",
+    lambda a, b: b - a,
+    saturating=lambda a, b: _u32_range(_wide(b) - a),
+    poison=_sum_poison,
+)
+_op(
+    "v_add_nc_i32",
+    "i32",
+    "i32 i32",
+    lambda a, b: a + b,
+    saturating=lambda a, b: _i32_range(_wide(a) + b),
+    poison=_sum_poison,
+)
+_op(
+    "v_sub_nc_i32",
+    "i32",
+    "i32 i32",
+    lambda a, b: a - b,
+    saturating=lambda a, b: _i32_range(_wide(a) - b),
+    poison=_sum_poison,
+)
+_op(
+    "v_add_nc_u16",
+    "b16",
+    "u16 u16",
+    lambda a, b: a + b,
+    saturating=lambda a, b: _u16_range(_wide(a) + b),
+    poison=_sum_poison,
+)
+_op(
+    "v_sub_nc_u16",
+    "b16",
+    "u16 u16",
+    lambda a, b: a - b,
+    saturating=lambda a, b: _u16_range(_wide(a) - b),
+    poison=_sum_poison,
+)
+_op(
+    "v_add_nc_i16",
+    "i16",
+    "i16 i16",
+    lambda a, b: a + b,
+    saturating=lambda a, b: _i16_range(_wide(a) + b),
+    poison=_sum_poison,
+)
+_op(
+    "v_sub_nc_i16",
+    "i16",
+    "i16 i16",
+    lambda a, b: a - b,
+    saturating=lambda a, b: _i16_range(_wide(a) - b),
+    poison=_sum_poison,
+)
+_op("v_mul_lo_u16", "b16", "u16 u16", lambda a, b: a * b, poison=_sum_poison)
+_op("v_mul_lo_u32", "b32", "u32 u32", lambda a, b: a * b, poison=_sum_poison)
 _op("v_mul_hi_u32", "b32", "u32 u32", lambda a, b: (a.astype(U64) * b >> U64(32)).astype(U32))
 _op("v_mul_hi_i32", "i32", "i32 i32", lambda a, b: (a.astype(I64) * b >> I64(32)).astype(I32))
-_op("v_add3_u32", "b32", "u32 u32 u32", lambda a, b, c: a + b + c)
-_op("v_lshl_add_u32", "b32", "u32 u32 u32", lambda a, b, c: (a << (b & U32(31))) + c)
-_op("v_add_lshl_u32", "b32", "u32 u32 u32", lambda a, b, c: (a + b) << (c & U32(31)))
-_op("v_xad_u32", "b32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c)
+_op("v_add3_u32", "b32", "u32 u32 u32", lambda a, b, c: a + b + c, poison=_sum_poison)
+_op("v_lshl_add_u32", "b32", "u32 u32 u32", lambda a, b, c: (a << (b & U32(31))) + c, poison=_lshl_add_poison)
+_op("v_add_lshl_u32", "b32", "u32 u32 u32", lambda a, b, c: (a + b) << (c & U32(31)), poison=_add_lshl_poison)
+_op("v_xad_u32", "b32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c, poison=_sum_poison)
 
 
 def _u24(x):
