@@ -19,8 +19,9 @@ where they are followed).
 NOTES: call under np.errstate(all="ignore"). Entering that context costs as much as an f32 add, so it is
 entered once around a run and not in here.
 
-Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, chapters on MODE, VALU and the
-pseudocode of each instruction."""
+Source: AMD's pseudocode of each instruction, as tinygrad carries it from the RDNA3 and RDNA4 ISA guides. MODE's
+fields and the order of flushing and rounding are not in it, and were not checked against a document or a device.
+"""
 
 from __future__ import annotations
 

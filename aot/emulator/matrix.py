@@ -28,8 +28,9 @@ judged by what it does (indexes, scales, the number of WMMAs, the type it keeps 
 adds in another order stays inside the same bound. It is the wrong model for predicting bits: do not compare
 WMMA results of the emulator and of a device for equality.
 
-Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, sections on WMMA; GPUOpen's
-articles on WMMA for RDNA3 and on the matrix cores of RDNA4.
+Source: the layouts of C and D agree with what public kernels report from gfx1151 and gfx1201 devices; op_sel
+follows LLVM D158059. Not checked against a document or a device: neg, neg_hi, denormals. AMD's pseudocode gives
+only D = A * B + C.
 """
 
 from __future__ import annotations
