@@ -1,8 +1,13 @@
-"""Which specialisations of the Triton W4A16 GEMM are built for each arch, and when each is taken."""
+"""Which specialisations of the Triton W4A16 GEMM are built for each arch, and when each is taken.
+
+A tile becomes one variant per dtype, with and without zero points. Bias, M, N, K, strides and the group size are
+run-time arguments: they cost nothing measurable there, and each would double the build.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from gristmill.kernels.variant import PolicyRow, TritonVariant
 
@@ -10,11 +15,12 @@ OP = "w4a16_gemm"
 MODULE = "gristmill.kernels.w4a16_gemm"
 FUNCTION = "w4a16_gemm"
 ARCHES = ("gfx1151", "gfx1201", "sm80", "sm90")
+WARP_SIZE = 32  # on all of them
 
 TRITON_DTYPE = {"float16": "fp16", "bfloat16": "bf16"}
 KINDS = tuple((dtype, zero_points) for dtype in TRITON_DTYPE for zero_points in (False, True))
 
-# What a 16-byte access needs: pointers in bytes, strides in elements.
+# What 16-byte accesses need: pointers in bytes, strides in elements, K and N so that a mask never cuts an access.
 ALIGNED = {
     "x": 16, "qweight": 16, "out": 16,
     "x_row_stride": 8, "qweight_row_stride": 4, "out_row_stride": 8,
@@ -22,30 +28,52 @@ ALIGNED = {
 }  # fmt: skip
 ALIGNED_CONDITIONS = ("alignment % 16 == 0", "K % 8 == 0", "N % 8 == 0")
 
-# Roundings of a product on its way to the output, by the kernel's SCALE: without and with zero points.
-ROUNDINGS = {"after": (1, 2), "before": (2, 3), "word": (2, 3)}
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One shape of work for a block; it becomes a variant per dtype, with and without zero points."""
+    """One shape of work for a block.
+
+    With `scale_weights` the weights are scaled before the product, one column of scales per `narrowest_group` values
+    of k, so that one variant takes every group from there up. Without, a tile lies in one group and its sum is scaled
+    in float32: one rounding less, and a second set of accumulators.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int = 2
-    scale: str = "after"
+    scale_weights: bool = False
+    narrowest_group: int = 32
+    unroll: int = 1
     aligned: bool = True
 
     @property
-    def suffix(self) -> str:
-        text = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.num_warps}_s{self.num_stages}"
-        text += "" if self.scale == "after" else f"_{self.scale}"
-        return text if self.aligned else f"{text}_unaligned"
+    def scales(self) -> int:
+        """Columns of scales a tile loads; see the kernel's `_scales` for the least."""
+        least = max(1, self.num_warps * WARP_SIZE // self.block_n)
+        return max(least, self.block_k // self.narrowest_group) if self.scale_weights else least
 
-    def cut(self, block_k: int) -> Tile:
-        return Tile(self.block_m, self.block_n, block_k, self.num_warps, self.num_stages, self.scale, self.aligned)
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        conditions = ALIGNED_CONDITIONS if self.aligned else ()
+        width = self.block_k // self.scales
+        if not self.scale_weights:
+            return (*conditions, f"group_size % {self.block_k} == 0 or group_size >= K")
+        if width == 8:
+            return conditions
+        return (
+            *conditions,
+            f"group_size % {self.block_k} == 0 or group_size >= K"
+            f" or group_size % {width} == 0 and {self.block_k} % group_size == 0",
+        )
+
+    @property
+    def suffix(self) -> str:
+        parts = [f"{self.block_m}x{self.block_n}x{self.block_k}", f"w{self.num_warps}", f"s{self.num_stages}"]
+        parts += [f"u{self.unroll}"] * (self.unroll > 1)
+        parts += [f"g{self.block_k // self.scales}"] * self.scale_weights
+        return "_".join(parts + ["unaligned"] * (not self.aligned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +84,7 @@ class TileRule:
 
 
 def variants(arch: str) -> list[TritonVariant]:
-    """The rows to build for `arch`, each tile of its rules once per dtype, with and without zero points."""
+    """The rows to build for `arch`: each tile of its rules once per dtype, with and without zero points."""
     tiles = dict.fromkeys(tile for rule in _rules(arch) for tile in rule.tiles)
     return [_variant(tile, dtype, zero_points) for tile in tiles for dtype, zero_points in KINDS]
 
@@ -89,14 +117,13 @@ def _variant(tile: Tile, dtype: str, zero_points: bool) -> TritonVariant:
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "GROUP_M": 8,
-        "SCALE": tile.scale,
+        "SCALE_WEIGHTS": tile.scale_weights,
+        "SCALES": tile.scales,
+        "UNROLL": tile.unroll,
     }
     if not zero_points:
         del signature["zero_points"]
         constexprs["zero_points"] = None
-    conditions = ALIGNED_CONDITIONS if tile.aligned else ()
-    if tile.scale != "word":
-        conditions += (f"group_size % {tile.block_k} == 0 or group_size >= K",)
     return TritonVariant(
         name=_name(tile, dtype, zero_points),
         op=OP,
@@ -110,9 +137,9 @@ def _variant(tile: Tile, dtype: str, zero_points: bool) -> TritonVariant:
         grid=(f"ceil_div(M, {tile.block_m}) * ceil_div(N, {tile.block_n})", "1", "1"),
         dtype=dtype,
         zero_points=zero_points,
-        conditions=conditions,
-        roundings=ROUNDINGS[tile.scale][zero_points],
-        weights_in_dtype=tile.scale != "after",
+        conditions=tile.conditions,
+        roundings=1 + zero_points + tile.scale_weights,
+        weights_in_dtype=tile.scale_weights,
         options={"enable_fp_fusion": True},
     )
 
@@ -122,39 +149,46 @@ def _rules(arch: str) -> list[TileRule]:
     return [*tables[arch], *_LAST]
 
 
-def _cuts(*tiles: Tile) -> tuple[Tile, ...]:
-    """Each tile, then its siblings for groups narrower than its K."""
-    cut = [tile.cut(block_k) for block_k in (128, 64, 32) for tile in tiles if block_k <= tile.block_k]
-    return tuple(dict.fromkeys(cut))
+def _cut(*tiles: Tile) -> tuple[Tile, ...]:
+    """Each tile, then its siblings for groups narrower than its K, wider ones first."""
+    siblings: Iterable[Tile] = (
+        replace(tile, block_k=block_k) for block_k in (128, 64, 32) for tile in tiles if block_k <= tile.block_k
+    )
+    return tuple(dict.fromkeys(siblings))
 
 
 _GFX12X = [
-    TileRule("M <= 32", _cuts(Tile(16, 16, 128, 4)), "table for gfx12x, not measured here"),
-    TileRule("M <= 64 and K >= 2 * N", _cuts(Tile(64, 32, 128, 8)), "table for gfx12x, not measured here"),
-    TileRule("M <= 64 and N > K", _cuts(Tile(64, 32, 64, 8)), "table for gfx12x, not measured here"),
-    TileRule("M <= 64", _cuts(Tile(32, 64, 128, 4)), "table for gfx12x, not measured here"),
-    TileRule("M <= 512", _cuts(Tile(64, 64, 64, 8)), "table for gfx12x, not measured here"),
-    TileRule("M > 512", _cuts(Tile(128, 128, 32, 8)), "table for gfx12x, not measured here"),
+    TileRule("M <= 32", _cut(Tile(16, 16, 128, 4)), "table for gfx12x, not measured here"),
+    TileRule("M <= 64 and K >= 2 * N", _cut(Tile(64, 32, 128, 8)), "table for gfx12x, not measured here"),
+    TileRule("M <= 64 and N > K", _cut(Tile(64, 32, 64, 8)), "table for gfx12x, not measured here"),
+    TileRule("M <= 64", _cut(Tile(32, 64, 128, 4)), "table for gfx12x, not measured here"),
+    TileRule("M <= 512", _cut(Tile(64, 64, 64, 8)), "table for gfx12x, not measured here"),
+    TileRule("M > 512", _cut(Tile(128, 128, 32, 8)), "table for gfx12x, not measured here"),
 ]
 _GFX1151 = [
-    TileRule("M <= 32", _cuts(Tile(32, 32, 128, 4)), "table for gfx1151, not measured here"),
-    TileRule("M <= 128", _cuts(Tile(64, 64, 64, 4)), "table for gfx1151, not measured here"),
-    TileRule("M > 128", _cuts(Tile(128, 64, 64, 8)), "table for gfx1151, not measured here"),
+    TileRule("M <= 32", _cut(Tile(32, 32, 128, 4)), "table for gfx1151, not measured here"),
+    TileRule("M <= 128", _cut(Tile(64, 64, 64, 4)), "table for gfx1151, not measured here"),
+    TileRule("M > 128", _cut(Tile(128, 64, 64, 8)), "table for gfx1151, not measured here"),
 ]
 _SM80 = [
-    TileRule("M <= 16", _cuts(Tile(16, 64, 128, 4, 4)), "guess"),
-    TileRule("M <= 64", _cuts(Tile(64, 64, 64, 4, 4)), "guess"),
-    TileRule("M > 64", _cuts(Tile(128, 128, 64, 8, 3)), "guess"),
+    TileRule("M <= 16", _cut(Tile(16, 64, 128, 4, 4)), "predicted, not measured"),
+    TileRule("M <= 64", _cut(Tile(64, 64, 64, 4, 4)), "predicted, not measured"),
+    TileRule("M > 64", _cut(Tile(128, 128, 32, 8, 3)), "predicted, not measured"),
 ]
 _SM90 = [
-    TileRule("M <= 16", _cuts(Tile(16, 64, 128, 4, 4)), "guess"),
-    TileRule("M <= 64", _cuts(Tile(64, 64, 64, 4, 4)), "guess"),
-    TileRule("M > 64", _cuts(Tile(128, 128, 64, 8, 4)), "guess"),
+    TileRule("M <= 16", _cut(Tile(16, 32, 128, 2, 4)), "measured on NVIDIA H200"),
+    TileRule("M <= 64", _cut(Tile(32, 64, 128, 4, 4)), "measured on NVIDIA H200"),
+    TileRule("M <= 256", _cut(Tile(128, 64, 128, 4, 3)), "measured on NVIDIA H200"),
+    TileRule("M > 256", (Tile(256, 128, 64, 8, 3, scale_weights=True),), "measured on NVIDIA H200"),
 ]
 
-# Every arch ends with tiles that assume no alignment, then with the floor, which also takes any group size.
+# Every arch ends with tiles that assume no alignment, then with the floor: a scale per word, so any group size.
 _LAST = [
-    TileRule("M <= 32", _cuts(Tile(32, 64, 64, 4, aligned=False)), "unaligned, not measured"),
-    TileRule("M > 32", _cuts(Tile(64, 128, 64, 8, aligned=False)), "unaligned, not measured"),
-    TileRule("M >= 1", (Tile(32, 64, 32, 4, scale="word", aligned=False),), "floor: any shape, group and alignment"),
+    TileRule("M <= 32", _cut(Tile(32, 64, 64, 4, aligned=False)), "unaligned tensors, not measured"),
+    TileRule("M > 32", (Tile(64, 128, 32, 8, aligned=False),), "unaligned tensors, not measured"),
+    TileRule(
+        "M >= 1",
+        (Tile(32, 64, 32, 4, scale_weights=True, narrowest_group=8, aligned=False),),
+        "floor: any shape, group and alignment",
+    ),
 ]

@@ -22,9 +22,6 @@ torch = pytest.importorskip("torch")
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST_SUBNORMAL = {"float16": 2.0**-24, "bfloat16": 2.0**-133}
 
-# How SCALE is spelt in the kernel -> roundings that a product passes without and with zero points.
-ROUNDINGS = {"after": (1, 2), "before": (2, 3), "word": (2, 3)}
-
 
 @dataclass(frozen=True)
 class Case:
@@ -35,12 +32,15 @@ class Case:
     dtype: str
     zero_points: bool
     bias: bool
-    scale: str  # the kernel's SCALE
     block: tuple[int, int, int]  # BLOCK_M, BLOCK_N, BLOCK_K
+    scale_weights: bool
+    scales: int
+    unroll: int = 1
 
     def __str__(self) -> str:
         parts = [f"M{self.M}-N{self.N}-K{self.K}-g{self.group_size}-{self.dtype}"]
-        parts += ["zeros"] * self.zero_points + ["bias"] * self.bias + [self.scale, "x".join(map(str, self.block))]
+        parts += ["zeros"] * self.zero_points + ["bias"] * self.bias + ["x".join(map(str, self.block))]
+        parts += ["weights"] * self.scale_weights + [f"{self.scales}scales"]
         return "-".join(parts)
 
 
@@ -55,16 +55,27 @@ def cases() -> list[Case]:
     ):
         if group_size > K:
             continue
-        tile_k = {32: 32, 64: 64, 128: 128, -1: 64}.get(group_size)
-        scales = ("word",) if tile_k is None else ("after", "before", "word")
-        for scale in scales:
-            tile = (16, 32, 32 if scale == "word" else tile_k)
+        for block_k, scale_weights, scales in ways(group_size):
             M, N, (zero_points, bias) = next(sizes_m), next(sizes_n), next(flags)
-            rows.append(Case(M, N, K, group_size, dtype, zero_points, bias, scale, tile))
-    for zero_points, scale in itertools.product((False, True), ("after", "before")):
-        rows.append(Case(33, 136, 576, 64, "float16", zero_points, True, scale, (32, 64, 64)))
-        rows.append(Case(17, 72, 576, 128, "bfloat16", zero_points, True, scale, (16, 128, 128)))
-    return list(dict.fromkeys(rows))
+            unroll = 1 + len(rows) % 2
+            block = (16, 32, block_k)
+            rows.append(Case(M, N, K, group_size, dtype, zero_points, bias, block, scale_weights, scales, unroll))
+    for zero_points, scale_weights in itertools.product((False, True), (False, True)):
+        large = (zero_points, True, (32, 64, 64), scale_weights)
+        rows.append(Case(33, 136, 576, 64, "float16", *large, 1))
+        rows.append(Case(17, 72, 576, 128, "bfloat16", *large, 4))
+    return rows
+
+
+def ways(group_size: int) -> list[tuple[int, bool, int]]:
+    """BLOCK_K, SCALE_WEIGHTS and SCALES to try: the floor for any group, else a tile in a group and groups in a tile."""
+    floor = (32, True, 4)
+    return {
+        32: [(32, False, 1), (128, True, 4), floor],
+        64: [(64, False, 4), (128, True, 2), floor],
+        128: [(64, False, 1), (128, True, 1), floor],
+        -1: [(64, False, 2), (128, True, 4), floor],
+    }.get(group_size, [floor])
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +171,8 @@ def run(case: Case, x: torch.Tensor, q: np.ndarray, scales, zeros, bias) -> tupl
         out=out, M=M, N=N, K=K, group_size=group_size,
         x_row_stride=x_wide.stride(0), qweight_row_stride=words_wide.stride(0),
         scales_row_stride=scales.stride(0), out_row_stride=out_wide.stride(0),
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=2, SCALE=case.scale,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=2, UNROLL=case.unroll,
+        SCALE_WEIGHTS=case.scale_weights, SCALES=case.scales,
     )  # fmt: skip
     result = out.double().numpy().copy()
     out.fill_(7.0)
@@ -191,14 +203,14 @@ def answer(case: Case) -> dict:
         reference = reference + bias.double().numpy()
         magnitude = magnitude + np.abs(bias.double().numpy())
     u, tiny = UNIT_ROUNDOFF[case.dtype], SMALLEST_SUBNORMAL[case.dtype]
-    roundings = ROUNDINGS[case.scale][case.zero_points]
+    roundings = 1 + case.zero_points + case.scale_weights
     bound = (roundings * u + K * 2.0**-24) * magnitude + tiny * (1 + np.abs(a).sum(axis=1, keepdims=True))
     return {"worst_error_over_bound": float((np.abs(result - reference) / bound).max()), "untouched": untouched}
 
 
 def overflow() -> dict:
     """A sum past the largest half is an infinity of the right sign in every column."""
-    case = Case(1, 8, 64, 64, "float16", False, False, "after", (16, 16, 64))
+    case = Case(1, 8, 64, 64, "float16", False, False, (16, 16, 64), False, 1)
     x = torch.full((1, 64), 60000.0, dtype=torch.float16)
     q = np.where(np.arange(8)[:, None] % 2, 0, 15) + np.zeros((8, 64), dtype=int)
     result, _ = run(case, x, q, torch.full((8, 1), 1000.0, dtype=torch.float16), None, None)
