@@ -217,8 +217,8 @@ def frexp_exp(x: np.ndarray) -> np.ndarray:
 # Approximate functions
 #
 # Taken as accurate to 1 unit in the last place, either neighbour. These return the float64 result rounded to
-# nearest: within that, but a program must not be accepted because it relies on it. The f32 forms take and give
-# no denormals, whatever MODE says; the f16 forms follow MODE. None of this was checked on a device.
+# nearest: within that, but a program must not be accepted because it relies on it. The f32 forms take and
+# give no denormals, whatever MODE says; the f16 forms follow MODE. None of this was checked on a device.
 
 
 def rcp(x: np.ndarray, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:

@@ -10,8 +10,8 @@ functions return; but compilers have been seen to emit such reads by mistake, so
 lanes did it. Only lanes that are themselves on are reported.
 
 Source: AMD's pseudocode (as tinygrad carries it) for permlane, readlane, ds_permute, ds_bpermute and the FFT
-mode of ds_swizzle. Not checked against a document or a device: the DPP16 and DPP8 controls and their rules for
-missing sources, op_sel of permlane, and the other modes of ds_swizzle.
+mode of ds_swizzle. Not checked against a document or a device: the DPP16 and DPP8 controls and their rules
+for missing sources, op_sel of permlane, and the other modes of ds_swizzle.
 """
 
 from __future__ import annotations

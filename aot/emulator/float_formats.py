@@ -19,8 +19,8 @@ where they are followed).
 NOTES: call under np.errstate(all="ignore"). Entering that context costs as much as an f32 add, so it is
 entered once around a run and not in here.
 
-Source: AMD's pseudocode of each instruction, as tinygrad carries it from the RDNA3 and RDNA4 ISA guides. MODE's
-fields and the order of flushing and rounding are not in it, and were not checked against a document or a device.
+Source: AMD's pseudocode of each instruction, as tinygrad carries it from the RDNA3 and RDNA4 ISA guides.
+MODE's fields and the order of flushing and rounding are not in it, and were not checked against anything.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ adds in another order stays inside the same bound. It is the wrong model for pre
 WMMA results of the emulator and of a device for equality.
 
 Source: the layouts of C and D agree with what public kernels report from gfx1151 and gfx1201 devices; op_sel
-follows LLVM D158059. Not checked against a document or a device: neg, neg_hi, denormals. AMD's pseudocode gives
-only D = A * B + C.
+follows LLVM D158059. Not checked against a document or a device: neg, neg_hi, denormals. AMD's pseudocode
+gives only D = A * B + C.
 """
 
 from __future__ import annotations
