@@ -1,0 +1,187 @@
+"""Verification: no entry goes into a wheel that has not been run.
+
+Entries for AMD run here, instruction by instruction, in the emulator; the record is kept in the cache under the digests
+of the code object, of its manifest entry and of the emulator, so that an unchanged object is not run again. Entries for
+NVIDIA ran on a GPU, with `gristmill selftest --record`; those records are part of the source, in `aot/records`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.aot.emulator import driver as emulated
+from gristmill.aot.errors import BuildError
+from gristmill.arrays import Device
+from gristmill.drivers import get_driver
+from gristmill.loader import LoadedKernel
+from gristmill.manifest import Entry
+from gristmill.packs import Pack
+from gristmill.selftest import CaseResult, cases_for, run_case
+from gristmill.verified import Record, dump_records, read_records
+
+RECORDS = Path(__file__).parent / "records"
+
+# Orders in which the waves of a block run between barriers: a missing barrier gives another result in one of them.
+SERIAL_SCHEDULES = ("forward", "reverse")
+
+
+class VerificationError(BuildError):
+    """An entry gave a wrong result, or did what the emulator forbids."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationReport:
+    """What verifying one pack came to."""
+
+    arch: str
+    records: dict[str, Record]
+    unverified: tuple[str, ...]  # entries without a record: their objects were never run
+    run: int  # entries run now; the other records were there
+
+
+def verify_pack(folder: Path, cache: Path, jobs: int, progress: Callable[[str], None]) -> VerificationReport:
+    """Write `verified.json` into the pack in `folder`.
+
+    Parameters
+    ----------
+    cache : folder of the build cache
+    jobs : processes that emulate side by side
+    progress : gets a line for each entry run
+
+    Raises
+    ------
+    VerificationError : an entry that was run is wrong; the message names entry and case
+    """
+    pack = Pack.open(folder)
+    arch = pack.manifest.arch
+    if arch in emulated.ARCHS:
+        records, run = _emulate(pack, cache / "verified", jobs, progress)
+    else:
+        records, run = _recorded(pack), 0
+    _write(folder / "verified.json", dump_records(records))
+    unverified = tuple(name for name in pack.manifest.entries if name not in records)
+    return VerificationReport(arch, records, unverified, run)
+
+
+def run_entry(folder: Path, name: str) -> Record:
+    """Run one entry of a pack in the emulator, on all its cases; VerificationError when one is wrong."""
+    pack = Pack.open(folder)
+    entry = pack.manifest.entries[name]
+    driver = get_driver("emulated")
+    assert isinstance(driver, emulated.EmulatedDriver)
+    device = Device("emulated", emulated.ARCHS.index(pack.manifest.arch))
+    facts = driver.device_facts(device.ordinal)
+    module = driver.load_module(device.ordinal, pack.read_object(entry))
+    kernel = LoadedKernel(entry, driver.function(device.ordinal, module, entry.symbol, 0))
+    cases = cases_for(entry, facts)
+    schedules = [emulated.DEFAULT_SCHEDULE] * len(cases)
+    # The waves of a block run one after the other on the smallest case that has a second step along K.
+    smallest = min(cases, key=lambda case: (case.K < 128, case.M * case.N * case.K))
+    results = []
+    for case, schedule in [*zip(cases, schedules, strict=True), *((smallest, order) for order in SERIAL_SCHEDULES)]:
+        driver.schedule = schedule
+        # The inputs are fresh for each object and case, and the same when a failure is looked into.
+        seed = int.from_bytes(hashlib.sha256(f"{entry.object} {case}".encode()).digest()[:8], "little")
+        results.append(_run(kernel, device, facts, case, np.random.default_rng(seed)))
+    return Record(
+        object=entry.object,
+        on=facts.name,
+        how="emulation",
+        cases=len(results),
+        worst_error_over_bound=max(result.error_over_bound for result in results),
+    )
+
+
+def _run(kernel: LoadedKernel, device: Device, facts, case, rng: np.random.Generator) -> CaseResult:
+    try:
+        result = run_case(kernel, device, facts, case, rng)
+    except Exception as error:
+        raise VerificationError(f"{kernel.entry.name} on {facts.name}, {case}: {type(error).__name__}: {error}") from error
+    if not result.passed:
+        guard = "" if result.guard_intact else "; it wrote outside its output"
+        raise VerificationError(
+            f"{kernel.entry.name} on {facts.name}, {case}: error {result.error_over_bound:.3g} times the bound{guard}"
+        )
+    return result
+
+
+def _emulate(
+    pack: Pack, cache: Path, jobs: int, progress: Callable[[str], None]
+) -> tuple[dict[str, Record], int]:
+    keys = {name: _key(entry) for name, entry in pack.manifest.entries.items()}
+    records = {name: record for name, key in keys.items() if (record := _cached(cache, key, name)) is not None}
+    missing = [name for name in keys if name not in records]
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        running = {pool.submit(run_entry, pack.folder, name): name for name in missing}
+        try:
+            for done, future in enumerate(as_completed(running), 1):
+                name = running[future]
+                record = records[name] = future.result()
+                _write(cache / f"{keys[name]}.json", dump_records({name: record}))
+                progress(
+                    f"[{done}/{len(missing)}] {record.on}: {name}: {record.cases} cases, "
+                    f"worst error over bound {record.worst_error_over_bound:.3f}"
+                )
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {name: records[name] for name in keys}, len(missing)
+
+
+def _recorded(pack: Pack) -> dict[str, Record]:
+    path = RECORDS / f"{pack.manifest.arch}.json"
+    if not path.exists():
+        return {}
+    entries = pack.manifest.entries
+    records = read_records(path.read_bytes(), str(path))
+    return {name: record for name, record in records.items() if name in entries and entries[name].object == record.object}
+
+
+def _cached(cache: Path, key: str, name: str) -> Record | None:
+    path = cache / f"{key}.json"
+    try:
+        return read_records(path.read_bytes(), str(path)).get(name)
+    except (OSError, BuildError, ValueError):
+        return None
+
+
+def _key(entry: Entry) -> str:
+    """Digest of all that a verification depends on."""
+    digest = hashlib.sha256(f"{entry!r}".encode())
+    digest.update(_machinery_digest().encode())
+    return digest.hexdigest()
+
+
+def _machinery_digest() -> str:
+    """Digest of the emulator, of the cases and of the reference."""
+    import gristmill.packed_weight
+    import gristmill.reference
+    import gristmill.selftest
+
+    modules = (gristmill.packed_weight, gristmill.reference, gristmill.selftest)
+    files: Iterable[Path] = [
+        *sorted(Path(emulated.__file__).parent.glob("*.py")),
+        Path(__file__),
+        *(Path(str(module.__file__)) for module in modules),
+    ]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
