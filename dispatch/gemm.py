@@ -14,6 +14,12 @@ from gristmill.reference import linear_float64
 _torch_linear: Callable[..., Any] | None = None
 
 
+def serve_torch(linear: Callable[..., Any]) -> None:
+    """Called once by `gristmill.torch_adapter`: `linear` of tensors is `linear` from now on."""
+    global _torch_linear
+    _torch_linear = linear
+
+
 def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None) -> Any:
     """Multiply 16-bit activations by a packed 4-bit weight: x @ W + bias.
 
@@ -43,13 +49,10 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     Accumulates in float32 and rounds once. M == 0 launches nothing. A weight with `perm` (act-order) is taken for
     torch tensors and on the host; without torch, gather x[:, perm] first and pass a weight without `perm`.
     """
-    if hasattr(x, "new_empty"):  # torch tensors, whether or not this module has met torch
-        global _torch_linear
+    if hasattr(x, "new_empty"):  # a torch tensor
         if _torch_linear is None:
-            from gristmill import torch_adapter
-
-            _torch_linear = torch_adapter.linear
-        return _torch_linear(x, weight, out=out, stream=stream)
+            import gristmill.torch_adapter  # noqa: F401
+        return _torch_linear(x, weight, out=out, stream=stream)  # type: ignore[misc]
     x_view = view(x)
     if x_view.device.driver == HOST:
         return _linear_on_host(x, x_view, weight, out)
@@ -118,7 +121,7 @@ def check_out(out: ArrayView, x: ArrayView, weight: PackedWeight, prepared: Prep
 
 def _check_strides(name: str, array: ArrayView) -> None:
     rows, columns = array.shape
-    if columns > 1 and array.strides[1] != 1:
+    if rows and columns > 1 and array.strides[1] != 1:
         raise StrideError(f"{name} must have an inner stride of one element, got {array.strides[1]}")
     if rows > 1 and array.strides[0] < 0:
         raise StrideError(f"{name} must not have a negative row stride, got {array.strides[0]}")

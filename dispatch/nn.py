@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from gristmill import torch_adapter
 from gristmill.errors import ArgumentError
@@ -44,7 +45,7 @@ class W4A16Linear(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features)."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return torch.ops.gristmill.w4a16_linear(
                 x, self.qweight, self.scales, self.zero_points, self.bias, self.perm,
                 self.in_features, self.group_size,

@@ -24,7 +24,7 @@ from gristmill.errors import (
     ShapeError,
     StrideError,
 )
-from gristmill.gemm import check_out, check_x, run, stream_handle
+from gristmill.gemm import check_out, check_x, run, serve_torch, stream_handle
 from gristmill.loader import dependent_caches
 from gristmill.packed_weight import ROW_WORDS, VALUES_PER_WORD, PackedWeight
 from gristmill.preloading import preload
@@ -65,16 +65,21 @@ def linear(x: Tensor, weight: PackedWeight, *, out: Tensor | None = None, stream
     return _launch(x, prepare(weight) if found is None else found[1], weight.perm)
 
 
+serve_torch(linear)
+
+
 def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
     """The eager hot path: x on a GPU, of any rank."""
     K = prepared.K
     N = prepared.N
-    shape = None
-    if x.dim() != 2:
-        shape = x.shape
-        x = _rows(x, K)
-    M, columns = x.shape
-    x_row_stride, inner_stride = x.stride()
+    if x.dim() == 2:
+        M, columns = x.shape
+        x_row_stride, inner_stride = x.stride()
+        out_shape: tuple[int, ...] = (M, N)
+    else:
+        out_shape = (*x.shape[:-1], N)
+        x, M, x_row_stride = _rows(x, K)
+        columns, inner_stride = K, 1
     ordinal = x.get_device()
     if (
         columns != K
@@ -85,9 +90,9 @@ def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
     ):
         raise _fault(x, prepared)
     if perm is not None:
-        x = x.index_select(1, perm)
+        x = x.reshape(M, K).index_select(1, perm)
         x_row_stride = K
-    out = x.new_empty((M, N))
+    out = x.new_empty(out_shape)
     if M:
         out_row_stride = N
         if M == 1:
@@ -101,28 +106,39 @@ def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
         if choice is None:
             choice = prepared.choose(M, low_bits, stream)
         prepared.launch(choice, M, x_address, x_row_stride, out_address, out_row_stride, stream)
-    return out if shape is None else out.view(*shape[:-1], N)
+    return out
 
 
-def _rows(x: Tensor, K: int) -> Tensor:
-    """x (..., K) as (M, K): a view where the strides allow."""
+def _rows(x: Tensor, K: int) -> tuple[Tensor, int, int]:
+    """x (..., K), its number of rows and their stride; a copy of x where its rows lie at no single stride."""
     if x.dim() == 0 or x.shape[-1] != K:
         raise ShapeError(f"x must have shape (..., K) with K={K}, got {tuple(x.shape)}")
-    if K > 1 and x.stride(-1) != 1:
-        raise StrideError(f"x must have an inner stride of one element, got {x.stride(-1)}")
-    return x.reshape(-1, K)
+    *extents, _ = x.shape
+    *strides, inner_stride = x.stride()
+    if inner_stride != 1 and K > 1 and x.numel():
+        raise StrideError(f"x must have an inner stride of one element, got {inner_stride}")
+    M, row_stride = 1, K
+    for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
+        if extent == 1:
+            continue
+        if M == 1:
+            row_stride = stride
+        elif stride != row_stride * M:
+            return x.contiguous(), x.numel() // K, K
+        M *= extent
+    return x, M, row_stride
 
 
 def _fault(x: Tensor, prepared: PreparedWeight) -> GristmillError:
-    """What is wrong with x, of rank 2 or flattened to it."""
+    """What is wrong with x."""
     device = view(x).device
     if device != prepared.device:
         return DeviceMismatchError(f"x must be on {prepared.device}, the device of weight, got {device}")
-    if x.shape[1] != prepared.K:
+    if x.shape[-1] != prepared.K:
         return ShapeError(f"x must have shape (..., K) with K={prepared.K}, got {tuple(x.shape)}")
     if x.dtype != DTYPES[prepared.dtype]:
         return DTypeError(f"x must be {prepared.dtype}, the dtype of weight, got {str(x.dtype).removeprefix('torch.')}")
-    return StrideError(f"x must have an inner stride of one element, got {x.stride(1)}")
+    return StrideError(f"x must have an inner stride of one element, got {x.stride(-1)}")
 
 
 def _check_devices(x: Tensor, weight: PackedWeight) -> None:
@@ -138,14 +154,15 @@ def _check_devices(x: Tensor, weight: PackedWeight) -> None:
 
 def _linear_into(x: Tensor, weight: PackedWeight, out: Tensor | None, stream: Any) -> Tensor:
     _check_devices(x, weight)
-    rows = _rows(x, weight.K)
+    x, M, _ = _rows(x, weight.K)
+    rows = x.view(M, weight.K)
     shape = (*x.shape[:-1], weight.N)
     if out is None:
         out = x.new_empty(shape)
     if not isinstance(out, Tensor) or tuple(out.shape) != shape:
         raise ShapeError(f"out must be a tensor of shape {shape}, got {tuple(getattr(out, 'shape', ()))}")
     try:
-        out_rows = out.view(-1, weight.N) if out.numel() else out.reshape(rows.shape[0], weight.N)
+        out_rows = out.view(M, weight.N)
     except RuntimeError:
         raise StrideError(f"out must have rows at one stride, got strides {out.stride()}") from None
     if not x.is_cuda:
@@ -225,7 +242,8 @@ def _op_cpu(
     from gristmill.gemm import linear as host_linear
 
     weight = to_numpy(_weight_of(qweight, scales, zero_points, bias, perm, K, group_size))
-    out = host_linear(_numpy(_rows(x, K)), weight)
+    x = _rows(x, K)[0]
+    out = host_linear(_numpy(x.reshape(-1, K)), weight)
     return _tensor(out).view(*x.shape[:-1], weight.N)
 
 
