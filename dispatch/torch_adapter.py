@@ -244,7 +244,7 @@ def _op_cpu(
     weight = to_numpy(_weight_of(qweight, scales, zero_points, bias, perm, K, group_size))
     x = _rows(x, K)[0]
     out = host_linear(_numpy(x.reshape(-1, K)), weight)
-    return _tensor(out).view(*x.shape[:-1], weight.N)
+    return tensor_of(out).view(*x.shape[:-1], weight.N)
 
 
 def _op_fake(
@@ -320,7 +320,7 @@ def to_torch(weight: PackedWeight, device: torch.device | str) -> PackedWeight:
         raise NoDeviceError(f"{device}: torch sees no GPU")
 
     def convert(array: Any) -> Tensor:
-        tensor = array if isinstance(array, Tensor) else _tensor(array)
+        tensor = array if isinstance(array, Tensor) else tensor_of(array)
         if tensor.dtype == torch.int32 and tensor.dim() == 2:
             return pad_rows(tensor.to(device))[:, : tensor.shape[1]]
         return tensor.to(device).contiguous()
@@ -344,7 +344,7 @@ def pad_rows(qweight: Tensor) -> Tensor:
     return padded
 
 
-def _tensor(array: Any) -> Tensor:
+def tensor_of(array: Any) -> Tensor:
     """A tensor that shares memory with a numpy array; strides are kept."""
     if str(array.dtype) == "bfloat16":
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
