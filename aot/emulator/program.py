@@ -32,8 +32,10 @@ from .vector import (
     compile_carry,
     compile_dual,
     compile_lane_move,
+    compile_pseudo_scalar,
     compile_vector,
     is_carry,
+    is_pseudo_scalar,
 )
 from .waves import EXEC, SCC, VCC, Waves
 
@@ -178,6 +180,8 @@ def compile_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMo
         return compile_packed(instruction, limits, mode)
     if is_carry(instruction):
         return compile_carry(instruction, limits, mode)
+    if is_pseudo_scalar(instruction):
+        return compile_pseudo_scalar(instruction, limits, mode)
     if name in LANE_MOVES:
         return compile_lane_move(instruction, limits, mode)
     if form in ("VOP1", "VOP2", "VOP3", "VOPC", "VOP3SD"):
@@ -320,7 +324,7 @@ def _writes_lanes_only(instruction: Instruction) -> bool:
     if instruction.format in ("VOP1", "VOP2", "VOP3"):
         return (
             instruction.name not in LANE_MOVES
-            and not instruction.name.startswith("v_cmp")
+            and not instruction.name.startswith(("v_cmp", "v_s_"))
             and not is_carry(instruction)
         )
     return instruction.format == "VOP3P" and not instruction.name.startswith("v_wmma")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import cross_lane
+from . import conversions, cross_lane
 from .decode import LITERAL, Instruction
 from .errors import InactiveLaneRead, UnimplementedInstruction, UninitialisedRead
 from .float_formats import FloatMode, clamp, output_scale_f32
@@ -670,5 +670,44 @@ def _swap_step(instruction: Instruction, limits: RegisterLimits) -> Step:
         to_b.store(st, old_a, mask)
         to_a.store_shadow(st, shadow_b, mask)
         to_b.store_shadow(st, shadow_a, mask)
+
+    return step
+
+
+# -- transcendentals of scalars (gfx12) --------------------------------------------------------------------
+
+_PSEUDO_SCALAR = {
+    "v_s_rcp_f32": conversions.rcp,
+    "v_s_rsq_f32": conversions.rsq,
+    "v_s_sqrt_f32": conversions.sqrt,
+    "v_s_exp_f32": conversions.exp2,
+    "v_s_log_f32": conversions.log2,
+}
+
+
+def is_pseudo_scalar(instruction: Instruction) -> bool:
+    return instruction.name.startswith("v_s_")
+
+
+def compile_pseudo_scalar(instruction: Instruction, limits: RegisterLimits, mode: FloatMode) -> Step:
+    """v_s_rcp_f32 and its kin: the vector unit computes on a scalar register, whatever exec says."""
+    function = _PSEUDO_SCALAR.get(instruction.name)
+    if function is None or instruction["clmp"] or instruction["omod"]:
+        raise UnimplementedInstruction("no semantics for this instruction")
+    operand = source(
+        instruction["src0"],
+        "f32",
+        instruction,
+        limits,
+        scalar=True,
+        negate=bool(instruction["neg"] & 1),
+        absolute=bool(instruction["abs"] & 1),
+    )
+    d = instruction["vdst"] & 0xFF
+
+    def step(st: Waves) -> None:
+        shadow = operand.poison(st)
+        st.s[d][...] = function(np.atleast_1d(operand.read(st)), mode)
+        st.shadow[d] = None if shadow is None or not shadow.any() else any_undefined(shadow)
 
     return step
