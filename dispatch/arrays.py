@@ -290,9 +290,7 @@ def _view_cuda_array_interface(interface: dict[str, Any]) -> ArrayView:
         raise DTypeError(f"an array's typestr must be a float or an integer, got {typestr!r}")
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
-    elements = (
-        compact_strides(shape) if strides is None else tuple(stride // ITEM_BYTES[dtype] for stride in strides)
-    )
+    elements = compact_strides(shape) if strides is None else tuple(stride // ITEM_BYTES[dtype] for stride in strides)
     address = interface["data"][0]
     ordinal = get_driver("cuda").device_of(address) if address else 0
     return ArrayView(address, shape, elements, dtype, Device("cuda", ordinal))

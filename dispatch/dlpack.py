@@ -57,7 +57,9 @@ def view_dlpack(array: Any) -> ArrayView:
     tensor = _Tensor.from_address(_get_pointer(capsule, b"dltensor"))  # first member of DLManagedTensor
     dtype = DTYPES.get((tensor.code, tensor.bits))
     if dtype is None or tensor.lanes != 1:
-        raise DTypeError(f"an array's DLPack type (code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes) is unknown")
+        raise DTypeError(
+            f"an array's DLPack type (code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes) is unknown"
+        )
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else compact_strides(shape)
     address = (tensor.data or 0) + tensor.byte_offset

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.compiler import is_compiling
-
 from gristmill import torch_adapter
 from gristmill.errors import ArgumentError
 from gristmill.packed_weight import VALUES_PER_WORD, PackedWeight
 from gristmill.preloading import preload
+from torch import Tensor
+from torch.compiler import is_compiling
 
 
 class W4A16Linear(torch.nn.Module):
@@ -68,7 +67,8 @@ class W4A16Linear(torch.nn.Module):
             and perm is known[4]
         ):
             return self._packed
-        assert qweight is not None and scales is not None
+        assert qweight is not None
+        assert scales is not None
         self._packed = PackedWeight(
             K=self.in_features,
             N=self.out_features,

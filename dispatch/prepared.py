@@ -47,7 +47,8 @@ class PreparedWeight:
     def __init__(self, weight: PackedWeight) -> None:
         self.views = weight_views(weight)
         qweight, scales, zero_points = (self.views.get(name) for name in ("qweight", "scales", "zero_points"))
-        assert qweight is not None and scales is not None
+        assert qweight is not None
+        assert scales is not None
         self.K = weight.K
         self.N = weight.N
         self.group_size = weight.group_size

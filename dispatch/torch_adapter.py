@@ -10,10 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._C import _len_torch_dispatch_stack
-from torch.compiler import is_compiling
-
 from gristmill.arrays import HOST, torch_driver, view
 from gristmill.errors import (
     ArgumentError,
@@ -29,6 +25,9 @@ from gristmill.loader import dependent_caches
 from gristmill.packed_weight import ROW_WORDS, VALUES_PER_WORD, PackedWeight
 from gristmill.preloading import preload
 from gristmill.prepared import PreparedWeight, _prepared, device_of_weight, prepare
+from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch.compiler import is_compiling
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 DRIVER = torch_driver(torch)
@@ -143,13 +142,9 @@ def _fault(x: Tensor, prepared: PreparedWeight) -> GristmillError:
 
 def _check_devices(x: Tensor, weight: PackedWeight) -> None:
     if not isinstance(weight.qweight, Tensor):
-        raise ArgumentError(
-            f"x is a torch tensor, weight has {type(weight.qweight).__name__}s; see gristmill.to_torch"
-        )
+        raise ArgumentError(f"x is a torch tensor, weight has {type(weight.qweight).__name__}s; see gristmill.to_torch")
     if x.device != weight.qweight.device:
-        raise DeviceMismatchError(
-            f"x must be on {weight.qweight.device}, the device of weight, got {x.device}"
-        )
+        raise DeviceMismatchError(f"x must be on {weight.qweight.device}, the device of weight, got {x.device}")
 
 
 def _linear_into(x: Tensor, weight: PackedWeight, out: Tensor | None, stream: Any) -> Tensor:
@@ -258,9 +253,7 @@ def _op_fake(
     group_size: int,
 ) -> Tensor:
     torch._check(x.dim() > 0 and x.shape[-1] == K, lambda: f"x must have shape (..., K) with K={K}, got {x.shape}")
-    torch._check(
-        x.dtype == scales.dtype, lambda: f"x must be {scales.dtype}, the dtype of weight, got {x.dtype}"
-    )
+    torch._check(x.dtype == scales.dtype, lambda: f"x must be {scales.dtype}, the dtype of weight, got {x.dtype}")
     return x.new_empty((*x.shape[:-1], qweight.shape[0]))
 
 
@@ -290,7 +283,9 @@ def _weight_of(
 
 
 def _no_backward(context: Any, grad: Tensor) -> Any:
-    raise NotImplementedError("gristmill::w4a16_linear is for inference and has no gradient; call it under torch.no_grad()")
+    raise NotImplementedError(
+        "gristmill::w4a16_linear is for inference and has no gradient; call it under torch.no_grad()"
+    )
 
 
 _library.impl("w4a16_linear", _op_cuda, "CUDA")
@@ -304,7 +299,7 @@ _op = torch.ops.gristmill.w4a16_linear.default
 
 
 def to_torch(weight: PackedWeight, device: torch.device | str) -> PackedWeight:
-    """The weight as torch tensors on `device`, rows padded to 16 bytes; on a GPU every kernel that it can hit is loaded.
+    """The weight as torch tensors on `device`, rows padded to 16 bytes; on a GPU all kernels it can hit are loaded.
 
     Parameters
     ----------

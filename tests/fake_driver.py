@@ -24,9 +24,9 @@ from gristmill.packed_weight import PackedWeight, dequantize, pack
 ARGUMENTS = tuple(
     Argument(name, type_)
     for name, type_ in (
-        ("x", "pointer"), ("qweight", "pointer"), ("scales", "pointer"), ("zero_points", "pointer"), ("bias", "pointer"),
-        ("out", "pointer"), ("M", "int32"), ("N", "int32"), ("K", "int32"), ("group_size", "int32"),
-        ("num_groups", "int32"), ("x_row_stride", "int64"), ("qweight_row_stride", "int64"),
+        ("x", "pointer"), ("qweight", "pointer"), ("scales", "pointer"), ("zero_points", "pointer"),
+        ("bias", "pointer"), ("out", "pointer"), ("M", "int32"), ("N", "int32"), ("K", "int32"),
+        ("group_size", "int32"), ("num_groups", "int32"), ("x_row_stride", "int64"), ("qweight_row_stride", "int64"),
         ("scales_row_stride", "int32"), ("out_row_stride", "int64"), ("scratch", "null"),
     )
 )  # fmt: skip

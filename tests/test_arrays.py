@@ -68,7 +68,7 @@ def test_view_of_cuda_array_interface(driver, monkeypatch):
     monkeypatch.setitem(gristmill.drivers._drivers, "cuda", driver)
 
     class Foreign:
-        __cuda_array_interface__ = {
+        __cuda_array_interface__ = {  # noqa: RUF012
             "shape": (4, 6), "strides": (16, 2), "typestr": "<f2", "data": (array.address, False), "version": 3,
         }  # fmt: skip
 
@@ -89,11 +89,11 @@ def test_device_array_offers_cuda_array_interface_on_cuda_alone(driver, monkeypa
 
 
 def test_what_is_no_array_is_refused():
-    with pytest.raises(ArgumentError, match="must be a torch tensor, a numpy array, a DeviceArray .*, got list"):
+    with pytest.raises(ArgumentError, match=r"must be a torch tensor, a numpy array, a DeviceArray .*, got list"):
         view([1, 2])
-    with pytest.raises(DTypeError, match="dtype must be one of .*, got complex64"):
+    with pytest.raises(DTypeError, match=r"dtype must be one of .*, got complex64"):
         view(np.zeros(3, np.complex64))
-    with pytest.raises(ArgumentError, match="must be on cpu or cuda .*, got meta"):
+    with pytest.raises(ArgumentError, match=r"must be on cpu or cuda .*, got meta"):
         view(torch.zeros(3, device="meta"))
 
 

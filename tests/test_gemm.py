@@ -248,7 +248,9 @@ def test_no_kernel(fake_device, tmp_path):
     row = fake_driver.entry("narrow", b"code", needs=needs)
     fake_driver.write_pack(tmp_path / "packs", "sm90", [(row, b"code")], (Rule(Formula("1"), ("narrow",), "test"),))
     weight = to_device(fake_driver.random_weight(8, 72, 8), "fake:0")
-    with pytest.raises(NoKernelError, match=r"(?s)no w4a16_gemm kernel for M=1 N=8 K=72 .*narrow: needs K % 64 == 0, got K=72"):
+    with pytest.raises(
+        NoKernelError, match=r"(?s)no w4a16_gemm kernel for M=1 N=8 K=72 .*narrow: needs K % 64 == 0, got K=72"
+    ):
         gristmill.linear(DeviceArray.from_numpy(fake_driver.random_x(1, 72), "fake:0"), weight)
 
 
@@ -267,9 +269,11 @@ BAD_CALLS = [
     (lambda: (on_device(zeros(3, 73)), {}), ShapeError, r"x must have shape \(M, K\) with K=72, got \(3, 73\)"),
     (lambda: (on_device(zeros(72)), {}), ShapeError, r"x must have shape \(M, K\) with K=72, got \(72,\)"),
     (lambda: (on_device(zeros(2, 3, 72)), {}), ShapeError, r"got \(2, 3, 72\)"),
-    (lambda: (on_device(zeros(3, 72, dtype=np.float32)), {}), DTypeError, "x must be float16, the dtype of weight, got float32"),
+    (lambda: (on_device(zeros(3, 72, dtype=np.float32)), {}), DTypeError,
+     "x must be float16, the dtype of weight, got float32"),
     (lambda: (on_device(zeros(3, 72).astype(numpy_dtype("bfloat16"))), {}), DTypeError, "got bfloat16"),
-    (lambda: (on_device(zeros(72, 3)).part(0, (3, 72), (1, 3)), {}), StrideError, "x must have an inner stride of one element, got 3"),
+    (lambda: (on_device(zeros(72, 3)).part(0, (3, 72), (1, 3)), {}), StrideError,
+     "x must have an inner stride of one element, got 3"),
     (lambda: (DeviceArray.from_numpy(zeros(3, 72), "fake:1"), {}), DeviceMismatchError,
      "x must be on fake:0, the device of weight, got fake:1"),
     (lambda: (zeros(3, 72), {}), DeviceMismatchError, None),
@@ -279,13 +283,16 @@ BAD_CALLS = [
      "out must be float16, the dtype of x, got float32"),
     (lambda: (on_device(zeros(3, 72)), {"out": DeviceArray.from_numpy(zeros(3, 24), "fake:1")}), DeviceMismatchError,
      "out must be on fake:0, the device of x, got fake:1"),
-    (lambda: (on_device(zeros(3, 72)), {"out": zeros(3, 24)}), DeviceMismatchError, "out must be on fake:0, .*, got cpu"),
+    (lambda: (on_device(zeros(3, 72)), {"out": zeros(3, 24)}), DeviceMismatchError,
+     "out must be on fake:0, .*, got cpu"),
     (lambda: (on_device(zeros(3, 72)), {"out": on_device(zeros(24, 3)).part(0, (3, 24), (1, 3))}), StrideError,
      "out must have an inner stride of one element, got 3"),
     (lambda: (on_device(zeros(3, 72)), {"out": on_device(zeros(3, 24)).part(0, (3, 24), (8, 1))}), StrideError,
      "out's rows must not overlap: row stride 8 is less than N=24"),
-    (lambda: ((x := on_device(zeros(3, 72))), {"out": x.part(144, (3, 24))}), ArgumentError, "out must not overlap x: 0x"),
-    (lambda: (on_device(zeros(3, 72)), {"stream": "main"}), ArgumentError, "stream must be an integer handle or .*, got str"),
+    (lambda: ((x := on_device(zeros(3, 72))), {"out": x.part(144, (3, 24))}), ArgumentError,
+     "out must not overlap x: 0x"),
+    (lambda: (on_device(zeros(3, 72)), {"stream": "main"}), ArgumentError,
+     "stream must be an integer handle or .*, got str"),
 ]  # fmt: skip
 
 
@@ -324,14 +331,18 @@ def test_weight_on_two_devices(fake_device):
 def test_weight_on_the_host(fake_device):
     with pytest.raises(DeviceMismatchError, match="x must be on cpu, the device of weight, got fake:0"):
         gristmill.linear(on_device(zeros(3, 72)), fake_driver.random_weight(24, 72, 32))
-    with pytest.raises(DeviceMismatchError, match=r"weight must be on a device, got arrays on cpu; see gristmill\.to_device"):
+    with pytest.raises(
+        DeviceMismatchError, match=r"weight must be on a device, got arrays on cpu; see gristmill\.to_device"
+    ):
         preload(fake_driver.random_weight(24, 72, 32))
 
 
 def test_scales_and_zero_points_of_different_strides(fake_device):
     weight = fake_driver.random_weight(24, 72, 32, zero_points=True)
     strides = iter([None, 3, 5])
-    placed = weight.map(lambda array: DeviceArray.from_numpy(array, "fake:0", row_stride=next(strides) or array.strides[0] // 4))
+    placed = weight.map(
+        lambda array: DeviceArray.from_numpy(array, "fake:0", row_stride=next(strides) or array.strides[0] // 4)
+    )
     with pytest.raises(StrideError, match="scales and zero_points must have one row stride, got 3 and 5"):
         gristmill.linear(on_device(zeros(3, 72)), placed)
 

@@ -129,7 +129,9 @@ def test_call_from_pack_to_launch(run):
 out = gristmill.linear(x, weight, stream=77)
 """
     )
-    order = [name for name, _ in calls if name in ("hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel")]
+    order = [
+        name for name, _ in calls if name in ("hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel")
+    ]
     assert order == ["hipModuleLoadData", "hipModuleGetFunction", "hipModuleGetFunction", "hipModuleLaunchKernel"]
     assert [details["symbol"] for details in named(calls, "hipModuleGetFunction")] == ["symbol_small", "symbol_floor"]
     (launch,) = named(calls, "hipModuleLaunchKernel")
@@ -188,7 +190,8 @@ def test_current_device_is_put_back(run):
     calls = run(
         """
         from hip import hip as api
-        weights = [gristmill.to_device(fake_driver.random_weight(8, 32, 32, zero_points=True), f"hip:{i}") for i in (0, 1)]
+        host = fake_driver.random_weight(8, 32, 32, zero_points=True)
+        weights = [gristmill.to_device(host, f"hip:{i}") for i in (0, 1)]
         for current in (0, 1):
             api.hipSetDevice(current)
             for i in (0, 1):
@@ -236,7 +239,8 @@ for call in ("hipModuleLoadData", "hipModuleGetFunction", "hipStreamIsCapturing"
         message = fails(DriverError, gristmill.linear, x, fresh)
         assert message.startswith(f"{call} failed: {api.hipError_t(code).name} (stub text of code {code})"), message
         assert "hip:0 (gfx1151)" in message, message
-        assert ("symbol symbol_small" in message) == (call in ("hipModuleGetFunction", "hipModuleLaunchKernel")), message
+        has_symbol = call in ("hipModuleGetFunction", "hipModuleLaunchKernel")
+        assert ("symbol symbol_small" in message) == has_symbol, message
         assert int(api.hipGetLastError()[0]) == 0
         os.environ["STUB_HIP_FAIL"] = ""
         gristmill.linear(x, weight.map(lambda array: array))
@@ -269,7 +273,8 @@ def test_launch_error_has_the_launch(run):
         + """
 os.environ["STUB_HIP_FAIL"] = "hipModuleLaunchKernel=1"
 message = fails(DriverError, gristmill.linear, x, weight)
-assert message.endswith("[symbol symbol_small, hip:0 (gfx1151), grid (1, 2, 1), block (128, 1, 1), 816 bytes of dynamic LDS]"), message
+where = "symbol symbol_small, hip:0 (gfx1151), grid (1, 2, 1), block (128, 1, 1), 816 bytes of dynamic LDS"
+assert message.endswith(f"[{where}]"), message
 """
     )
 
@@ -283,7 +288,8 @@ def test_object_that_the_runtime_refuses(run, tmp_path):
         """
         host = fake_driver.random_weight(8, 32, 32)
         message = fails(DriverError, gristmill.to_device, host, "hip:0")
-        assert message == "hipModuleLoadData failed: hipErrorInvalidImage (stub text of code 200) [hip:0 (gfx1151)]", message
+        words = "hipErrorInvalidImage (stub text of code 200)"
+        assert message == f"hipModuleLoadData failed: {words} [hip:0 (gfx1151)]", message
         """
     )
 
@@ -303,7 +309,8 @@ def test_initialisation_fails(run):
     run(
         """
         message = fails(NoDriverError, hip.device_count)
-        assert message.startswith("hipInit failed: hipErrorNotInitialized (stub text of code 3); install the ROCm runtime")
+        words = "hipErrorNotInitialized (stub text of code 3)"
+        assert message.startswith(f"hipInit failed: {words}; install the ROCm runtime"), message
         """,
         STUB_HIP_FAIL="hipInit=3",
     )

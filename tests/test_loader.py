@@ -14,7 +14,7 @@ from gristmill.errors import (
     PackSchemaError,
 )
 from gristmill.formula import Formula
-from gristmill.loader import Loader, LoadedKernel, forget_loaders, loader_for, max_dynamic_shared_bytes
+from gristmill.loader import LoadedKernel, Loader, forget_loaders, loader_for, max_dynamic_shared_bytes
 from gristmill.manifest import Argument, Rule
 from gristmill.packs import Pack
 
@@ -49,7 +49,11 @@ def test_entries_of_one_object_share_a_module(driver, tmp_path):
     loader.kernel(entries["second"])
     loader.kernel(entries["other"])
     assert [code for _, code in driver.called("load_module")] == [b"code", b"other code"]
-    assert [symbol for _, _, symbol, _ in driver.called("function")] == ["symbol_first", "symbol_second", "symbol_other"]
+    assert [symbol for _, _, symbol, _ in driver.called("function")] == [
+        "symbol_first",
+        "symbol_second",
+        "symbol_other",
+    ]
     assert loader.loaded() == ["first", "second", "other"]
 
 
@@ -163,5 +167,5 @@ def test_no_pack(driver, tmp_path):
 def test_pack_of_a_newer_schema(driver, tmp_path):
     manifest = fake_driver.usual_pack(tmp_path / "packs") / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"schema": 1', b'"schema": 2'))
-    with pytest.raises(PackSchemaError, match="schema 2 is newer than schema 1, .*pip install --upgrade gristmill"):
+    with pytest.raises(PackSchemaError, match=r"schema 2 is newer than schema 1, .*pip install --upgrade gristmill"):
         loader_for(Device("fake", 0))

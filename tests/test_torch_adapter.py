@@ -81,8 +81,10 @@ BAD_CALLS = [
     (lambda: (random_x(3, 72).bfloat16(), {}), DTypeError, "got bfloat16"),
     (lambda: (random_x(72, 3).t(), {}), StrideError, "x must have an inner stride of one element, got 3"),
     (lambda: (random_x(3, 72).to("meta"), {}), DeviceMismatchError, "x must be on cpu, the device of weight, got meta"),
-    (lambda: (random_x(3, 72), {"out": torch.empty(3, 25)}), ShapeError, r"out must be a tensor of shape \(3, 24\), got \(3, 25\)"),
-    (lambda: (random_x(3, 72), {"out": torch.empty(3, 24)}), ArgumentError, "out must be torch.float16 on cpu, got torch.float32"),
+    (lambda: (random_x(3, 72), {"out": torch.empty(3, 25)}), ShapeError,
+     r"out must be a tensor of shape \(3, 24\), got \(3, 25\)"),
+    (lambda: (random_x(3, 72), {"out": torch.empty(3, 24)}), ArgumentError,
+     "out must be torch.float16 on cpu, got torch.float32"),
 ]  # fmt: skip
 
 
@@ -136,7 +138,7 @@ def test_op_checks_the_weight():
 
 
 def test_compile_with_dynamic_rows_compiles_once():
-    host, weight = weights()
+    _, weight = weights()
     graphs = []
 
     def backend(graph, inputs):
@@ -198,7 +200,8 @@ def test_module():
     x = random_x(2, 3, 72, dtype="bfloat16")
     check(layer(x), x, host)
     assert repr(layer) == (
-        "W4A16Linear(in_features=72, out_features=24, group_size=32, dtype=bfloat16, zero_points=True, bias=True, perm=False)"
+        "W4A16Linear(in_features=72, out_features=24, group_size=32, dtype=bfloat16, "
+        "zero_points=True, bias=True, perm=False)"
     )
     assert not list(layer.parameters())
 
@@ -219,7 +222,7 @@ def test_module_state_round_trip():
 def test_state_of_another_group_size_is_refused():
     layer = gristmill.nn.W4A16Linear(fake_driver.random_weight(24, 72, 64))
     other = gristmill.nn.W4A16Linear(fake_driver.random_weight(24, 72, 40))  # two groups, too
-    with pytest.raises(ArgumentError, match="state_dict is of a layer with K=72 group_size=64, this one has K=72 group_size=40"):
+    with pytest.raises(ArgumentError, match="of a layer with K=72 group_size=64, this one has K=72 group_size=40"):
         other.load_state_dict(layer.state_dict())
 
 
@@ -275,7 +278,12 @@ def test_eager(tensors_on_fake, dtype, perm):
     wide = random_x(7, 100, dtype=dtype)
     views = [wide[:, :72], wide[:, 3:75], wide[::2, :72], wide[2, 8:80], wide[:0, :72], wide[:, :72].expand(2, 7, 72)]
     views += [random_x(3, 1, 100, dtype=dtype)[:, :, :72], random_x(3, 4, 72, dtype=dtype).transpose(0, 1)]
-    for x in (*views, random_x(2, 3, 72, dtype=dtype), random_x(4, 6, 72, dtype=dtype)[:, ::3], random_x(1, 72, dtype=dtype)):
+    for x in (
+        *views,
+        random_x(2, 3, 72, dtype=dtype),
+        random_x(4, 6, 72, dtype=dtype)[:, ::3],
+        random_x(1, 72, dtype=dtype),
+    ):
         check(launch(x, weight), x, host)
     assert {call[5] for call in tensors_on_fake.called("launch")} == {77}
 

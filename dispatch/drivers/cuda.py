@@ -92,9 +92,7 @@ class CudaDriver:
         # The hot path: a thread that torch has used has the device's context current already, so no guard is built.
         cuda = self._bindings
         if int(cuda.cuCtxGetCurrent()[1]) == self._contexts[ordinal]:
-            (status,) = cuda.cuLaunchKernel(
-                function.handle, *grid, *block, shared_bytes, stream, arguments.address, 0
-            )
+            (status,) = cuda.cuLaunchKernel(function.handle, *grid, *block, shared_bytes, stream, arguments.address, 0)
         else:
             with self._current(ordinal):
                 (status,) = cuda.cuLaunchKernel(

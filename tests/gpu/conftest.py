@@ -1,4 +1,4 @@
-"""What the tests on a GPU share. They need torch with a GPU and the pack of that GPU, installed or on GRISTMILL_PACK_PATH."""
+"""What the tests on a GPU share. They need torch with a GPU, and its pack installed or on GRISTMILL_PACK_PATH."""
 
 import pytest
 

@@ -32,7 +32,13 @@ class Case:
 
     def weight(self):
         return fake_driver.random_weight(
-            self.N, self.K, self.group_size, self.dtype, zero_points=self.zero_points, bias=self.bias, seed=self.N + self.K
+            self.N,
+            self.K,
+            self.group_size,
+            self.dtype,
+            zero_points=self.zero_points,
+            bias=self.bias,
+            seed=self.N + self.K,
         )
 
 

@@ -62,7 +62,13 @@ def test_any_rank(device):
     weight = host_weight()
     placed = gristmill.to_torch(weight, device)
     wide = rows(4, 6, K + 8, device=device)
-    for x in (wide[..., :K], wide[0, 0, :K], wide[:, :1, 1 : K + 1], wide[::2, 1:3, :K], wide[:, :, :K].transpose(0, 1)):
+    for x in (
+        wide[..., :K],
+        wide[0, 0, :K],
+        wide[:, :1, 1 : K + 1],
+        wide[::2, 1:3, :K],
+        wide[:, :, :K].transpose(0, 1),
+    ):
         out = gristmill.linear(x, placed)
         assert out.shape == (*x.shape[:-1], N)
         assert close(out, x, weight)
