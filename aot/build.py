@@ -29,7 +29,7 @@ class PackReport:
     objects: int
     object_bytes: int
     compiled: int  # entries compiled in this run; the rest came from the cache
-    compile_seconds: float  # of all processes together
+    compile_seconds: float  # of processors, all processes together
     spilled: Mapping[str, int]  # entry whose kernel keeps registers in memory -> bytes per thread
     changed: bool  # whether the pack on disk is another than before
 

@@ -60,7 +60,7 @@ def compile_batches(
     jobs: int,
     progress: IO[str],
 ) -> dict[str, float]:
-    """Write the graph into `folder` and run it; returns the seconds of each variant, by `arch/name`.
+    """Write the graph into `folder` and run it; returns the processor seconds of each `arch/variant`.
 
     Raises
     ------
