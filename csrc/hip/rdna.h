@@ -3,7 +3,7 @@
 // One function an instruction (or a pattern that becomes one), with the reason why it is written by hand.
 #pragma once
 
-#define DEVICE static inline __attribute__((device, always_inline))
+#define DEVICE static inline __attribute__((device, always_inline, unused))
 #define KERNEL extern "C" __attribute__((global))
 #define SHARED __attribute__((shared))
 
@@ -50,6 +50,13 @@ template <int COUNT>
 DEVICE void keep_loads_behind(float (&values)[COUNT]) {
   for (float& value : values) asm volatile("" : "+v"(value));
   asm volatile("" ::: "memory");
+}
+
+// The value, with nothing known of it before this point. Conversions of a loaded number are otherwise moved to where it
+// was loaded, a turn of the ring earlier, and wait for the load.
+DEVICE u16 taken_here(u32 value) {
+  asm volatile("" : "+v"(value));
+  return u16(value);
 }
 
 // A barrier that orders LDS alone: a plain one would also wait for the weight loads in flight.

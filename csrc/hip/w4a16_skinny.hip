@@ -152,9 +152,9 @@ DEVICE void next_band(const Problem& p, int first_step) {
 // One step of ROWS rows in registers.
 struct Slot {
   u32x4 words[ROWS];
-  u16 scale[ROWS][SCALES];
-  u16 zero[ROWS][SCALES];
-  u16 bias;  // of the output that the lane stores
+  u32 scale[ROWS][SCALES];  // 16 bits each; as wide as a register, so that they stay where they were loaded
+  u32 zero[ROWS][SCALES];
+  u32 bias;  // of the output that the lane stores
 };
 
 // Where the next load goes: the rows of a tile and the step in them.
@@ -202,20 +202,24 @@ DEVICE void load(const Problem& p, const Cursor& cursor, int lane, bool any_left
 
 // acc += the products of one step.
 DEVICE void multiply(const Slot& slot, const char* activations, float (&acc)[OUTPUTS]) {
-  float sum[OUTPUTS] = {};
+  float sum[OUTPUTS] = {}, scale[ROWS];
+  typename Format::Zero zero[ROWS] = {};
   for (int i = 0; i < CHUNK_WORDS; ++i) {
     Piece piece[TOKENS];
     for (int m = 0; m < TOKENS; ++m)
       piece[m] = *reinterpret_cast<const Piece*>(activations + m * TOKEN_BYTES + i * WAVE * PIECE_BYTES);
     for (int r = 0; r < ROWS; ++r) {
-      const int s = ANY_GROUP ? i : 0;
+      if (i < SCALES) {
+        scale[r] = Format::to_float(taken_here(slot.scale[r][i]));
+        if (ZERO_POINTS) zero[r] = Format::zero(taken_here(slot.zero[r][i]));
+      }
       Pair w[4];
-      Format::unpack<ZERO_POINTS>(slot.words[r][i], Format::zero(ZERO_POINTS ? slot.zero[r][s] : 0), w);
+      Format::unpack<ZERO_POINTS>(slot.words[r][i], zero[r], w);
       for (int m = 0; m < TOKENS; ++m) {
         float& total = sum[m * ROWS + r];
         for (int j = 0; j < 4; ++j) total = Format::dot(w[j], piece[m].pair[j], total);
         if (ANY_GROUP || i == CHUNK_WORDS - 1) {
-          acc[m * ROWS + r] = __builtin_fmaf(total, Format::to_float(slot.scale[r][s]), acc[m * ROWS + r]);
+          acc[m * ROWS + r] = __builtin_fmaf(total, scale[r], acc[m * ROWS + r]);
           total = 0;
         }
       }
@@ -247,7 +251,7 @@ DEVICE float sum_over_lanes(float* value, int lane) {
 }
 
 // Reduce the tile's accumulators, add the bias, round, store, and clear them.
-DEVICE void finish(const Problem& p, int tile, int lane, u16 bias, float (&acc)[OUTPUTS]) {
+DEVICE void finish(const Problem& p, int tile, int lane, u32 bias, float (&acc)[OUTPUTS]) {
   constexpr int COUNT = next_power_of_two(OUTPUTS);
   static_assert(COUNT <= WAVE, "a wave stores one value a lane");
   float value[COUNT] = {};
@@ -323,7 +327,7 @@ void w4a16_skinny(
           if (!resident && band_step == 0) next_band(p, step);
           multiply(ring[i], lds + band_step * STEP_BYTES + lane * PIECE_BYTES, acc);
         }
-        const u16 bias = ring[i].bias;
+        const u32 bias = ring[i].bias;
         keep_loads_behind(acc);
         fetch(ring[i], steps_left > DEPTH);
         if (++band_step == p.band_steps) band_step = 0;
