@@ -1,51 +1,21 @@
-"""The HIP path against a stub libamdhip64.so, in processes of their own: the library is found by the loader."""
+"""The HIP path against a stub libamdhip64.so."""
 
-import os
 import shutil
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import fake_driver
 import pytest
+import stub_driver
 from gristmill.formula import Formula
-from gristmill.manifest import Needs, Rule
-
-TESTS = Path(__file__).parent
-SIZES = {"pointer": 8, "null": 8, "int32": 4, "int64": 8}
-
-PRELUDE = """
-import os, sys
-sys.path.append(os.environ["STUB_TESTS"])
-import fake_driver, numpy as np
-import gristmill
-from gristmill.arrays import Device, DeviceArray
-from gristmill.drivers import get_driver
-from gristmill.errors import *
-from gristmill.loader import forget_loaders, loader_for
-hip = get_driver("hip")
-
-def fails(error, function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-    except error as found:
-        assert type(found) is error, repr(found)
-        return str(found)
-    raise AssertionError("did not fail")
-"""
+from gristmill.manifest import Rule
+from stub_driver import named
 
 
 @pytest.fixture(scope="session")
 def stub_library(tmp_path_factory):
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler for the stub")
-    library = tmp_path_factory.mktemp("stub") / "libamdhip64.so"
-    source = TESTS / "stub_hip" / "stub_hip.c"
-    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([compiler, *flags, "-o", str(library), str(source), "-lpthread"], check=True)
-    return library
+    return stub_driver.build(
+        stub_driver.TESTS / "stub_hip/stub_hip.c", tmp_path_factory.mktemp("stub") / "libamdhip64.so"
+    )
 
 
 @pytest.fixture
@@ -53,50 +23,11 @@ def run(stub_library, tmp_path):
     """Runs a program beside the stub with a pack for gfx1151 and gfx1201; returns the calls that the stub saw."""
     pytest.importorskip("hip")
     for arch in ("gfx1151", "gfx1201"):
-        write_pack(tmp_path / "packs", arch)
-
-    def run(program: str, **settings: str) -> list[tuple[str, dict[str, str]]]:
-        log = tmp_path / "log"
-        log.unlink(missing_ok=True)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROCM_", "HIP_"))}
-        environment |= {
-            "LD_LIBRARY_PATH": str(stub_library.parent),
-            "GRISTMILL_PACK_PATH": str(tmp_path / "packs"),
-            "STUB_HIP_LOG": str(log),
-            "STUB_TESTS": str(TESTS),
-            **settings,
-        }
-        result = subprocess.run(
-            [sys.executable, "-c", PRELUDE + textwrap.dedent(program)], env=environment, capture_output=True, text=True
-        )
-        assert result.returncode == 0, result.stderr
-        assert result.stderr == ""
-        calls = []
-        for line in log.read_text().splitlines() if log.exists() else ():
-            name, _, details = line.partition(" ")
-            calls.append((name, dict(pair.split("=", 1) for pair in details.split())))
-        return calls
-
-    return run
-
-
-def code_of(symbols: list[str]) -> bytes:
-    sizes = " ".join(str(SIZES[argument.type]) for argument in fake_driver.ARGUMENTS)
-    return b"STUBHIP\n" + b"".join(f"{symbol} {sizes}\n".encode() for symbol in symbols)
-
-
-def write_pack(root: Path, arch: str) -> None:
-    code = code_of(["symbol_small", "symbol_floor"])
-    small = fake_driver.entry(
-        "small", code, needs=Needs("float16", True, (Formula("M <= 4"),)), dynamic_shared_bytes=Formula("M * K * 2")
+        stub_driver.write_pack(tmp_path / "packs", arch)
+    hip = 'hip = get_driver("hip")\n'
+    return lambda program, **settings: stub_driver.run(
+        stub_library, tmp_path, hip + textwrap.dedent(program), **settings
     )
-    floor = fake_driver.entry("floor", code, needs=Needs("float16", True, ()))
-    rules = tuple(Rule(Formula("1"), (name,), "test") for name in ("small", "floor"))
-    fake_driver.write_pack(root, arch, [(small, code), (floor, code)], rules)
-
-
-def named(calls, name):
-    return [details for found, details in calls if found == name]
 
 
 PLACE = """
@@ -118,7 +49,7 @@ def test_facts(run):
         assert Device.parse("hip:gfx90a") == ("hip", 1)
         assert "no device hip:2; the HIP runtime sees 2" in fails(NoDeviceError, hip.device_facts, 2)
         """,
-        STUB_HIP_DEVICES="gfx1151,gfx90a:sramecc+:xnack-",
+        STUB_DEVICES="gfx1151,gfx90a:sramecc+:xnack-",
     )
 
 
@@ -178,7 +109,7 @@ def test_memory(run):
         del placed
         gc.collect()
         """,
-        STUB_HIP_DEVICES="gfx1151,gfx1201",
+        STUB_DEVICES="gfx1151,gfx1201",
     )
     assert [details["device"] for details in named(calls, "hipMalloc")] == ["1"]
     assert len(named(calls, "hipFree")) == 1
@@ -199,7 +130,7 @@ def test_current_device_is_put_back(run):
                 assert api.hipGetDevice()[1] == current
         assert [loader_for(Device("hip", i)).pack.manifest.arch for i in (0, 1)] == ["gfx1151", "gfx1201"]
         """,
-        STUB_HIP_DEVICES="gfx1151,gfx1201",
+        STUB_DEVICES="gfx1151,gfx1201",
     )
     assert [details["device"] for details in named(calls, "hipModuleLaunchKernel")] == ["0", "1", "0", "1"]
     assert [details["device"] for details in named(calls, "hipModuleLoadData")] == ["0", "1"]
@@ -212,7 +143,7 @@ def test_capture(run):
         weight = host.map(lambda array: DeviceArray.from_numpy(array, "hip:0"))
         x = DeviceArray.from_numpy(fake_driver.random_x(2, 32), "hip:0")
         out = DeviceArray.empty("hip:0", (2, 8), "float16")
-        os.environ["STUB_HIP_CAPTURING"] = "9"
+        os.environ["STUB_CAPTURING"] = "9"
         message = fails(NotLoadedError, gristmill.linear, x, weight, out=out, stream=9)
         assert "kernel small is not loaded on hip:0" in message and "gristmill.preload" in message, message
         gristmill.linear(x, weight, out=out, stream=8)
@@ -235,14 +166,14 @@ for call in ("hipModuleLoadData", "hipModuleGetFunction", "hipStreamIsCapturing"
     for code in (1, 2, 209, 500, 700, 719, 999):
         forget_loaders()
         fresh = weight.map(lambda array: array)
-        os.environ["STUB_HIP_FAIL"] = f"{call}={code}"
+        os.environ["STUB_FAIL"] = f"{call}={code}"
         message = fails(DriverError, gristmill.linear, x, fresh)
         assert message.startswith(f"{call} failed: {api.hipError_t(code).name} (stub text of code {code})"), message
         assert "hip:0 (gfx1151)" in message, message
         has_symbol = call in ("hipModuleGetFunction", "hipModuleLaunchKernel")
         assert ("symbol symbol_small" in message) == has_symbol, message
         assert int(api.hipGetLastError()[0]) == 0
-        os.environ["STUB_HIP_FAIL"] = ""
+        os.environ["STUB_FAIL"] = ""
         gristmill.linear(x, weight.map(lambda array: array))
 for call, function, arguments in (
     ("hipMalloc", DeviceArray.empty, ("hip:0", (3, 4), "float16")),
@@ -254,13 +185,13 @@ for call, function, arguments in (
     ("hipEventRecord", hip.record_event, (0, 0)),
     ("hipGetDevice", hip.synchronize, (0,)),
 ):
-    os.environ["STUB_HIP_FAIL"] = f"{call}=2"
+    os.environ["STUB_FAIL"] = f"{call}=2"
     assert fails(DriverError, function, *arguments).startswith(f"{call} failed: "), call
-    os.environ["STUB_HIP_FAIL"] = ""
+    os.environ["STUB_FAIL"] = ""
     function(*arguments)
-os.environ["STUB_HIP_FAIL"] = "hipModuleLaunchKernel=12345"
+os.environ["STUB_FAIL"] = "hipModuleLaunchKernel=12345"
 assert "hipModuleLaunchKernel failed: 12345 is not a valid" in fails(DriverError, gristmill.linear, x, weight)
-os.environ["STUB_HIP_FAIL"] = ""
+os.environ["STUB_FAIL"] = ""
 forget_loaders()
 """
     )
@@ -271,7 +202,7 @@ def test_launch_error_has_the_launch(run):
     run(
         PLACE
         + """
-os.environ["STUB_HIP_FAIL"] = "hipModuleLaunchKernel=1"
+os.environ["STUB_FAIL"] = "hipModuleLaunchKernel=1"
 message = fails(DriverError, gristmill.linear, x, weight)
 where = "symbol symbol_small, hip:0 (gfx1151), grid (1, 2, 1), block (128, 1, 1), 816 bytes of dynamic LDS"
 assert message.endswith(f"[{where}]"), message
@@ -301,7 +232,7 @@ def test_no_device(run):
         assert hip.unavailable_reason() == "the HIP runtime works but sees no device"
         assert "no device hip:0; the HIP runtime sees 0" in fails(NoDeviceError, hip.device_facts, 0)
         """,
-        STUB_HIP_DEVICES="",
+        STUB_DEVICES="",
     )
 
 
@@ -312,7 +243,7 @@ def test_initialisation_fails(run):
         words = "hipErrorNotInitialized (stub text of code 3)"
         assert message.startswith(f"hipInit failed: {words}; install the ROCm runtime"), message
         """,
-        STUB_HIP_FAIL="hipInit=3",
+        STUB_FAIL="hipInit=3",
     )
 
 

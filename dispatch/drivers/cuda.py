@@ -91,17 +91,24 @@ class CudaDriver:
     ) -> None:
         # The hot path: a thread that torch has used has the device's context current already, so no guard is built.
         cuda = self._bindings
-        if int(cuda.cuCtxGetCurrent()[1]) == self._contexts[ordinal]:
-            (status,) = cuda.cuLaunchKernel(function.handle, *grid, *block, shared_bytes, stream, arguments.address, 0)
-        else:
-            with self._current(ordinal):
+        try:
+            status, current = cuda.cuCtxGetCurrent()
+            if not status and int(current) == self._contexts[ordinal]:
                 (status,) = cuda.cuLaunchKernel(
                     function.handle, *grid, *block, shared_bytes, stream, arguments.address, 0
                 )
-        if status:
+            else:
+                with self._current(ordinal):
+                    (status,) = cuda.cuLaunchKernel(
+                        function.handle, *grid, *block, shared_bytes, stream, arguments.address, 0
+                    )
+            words = _text(cuda, status) if status else ""
+        except ValueError as error:  # a code that is newer than cuda-python
+            words = str(error)
+        if words:
             where = f"symbol {function.symbol}, {self._where(ordinal)}, grid {grid}, block {block}, "
             where += f"{shared_bytes} bytes of dynamic shared memory"
-            raise DriverError(f"cuLaunchKernel failed: {_text(cuda, status)} [{where}]")
+            raise DriverError(f"cuLaunchKernel failed: {words} [{where}]")
 
     def is_capturing(self, ordinal: int, stream: int) -> bool:
         with self._current(ordinal):
