@@ -13,8 +13,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
-from gristmill.aot.emulator.launch import Kernel, LaunchReport, Module, launch
-from gristmill.aot.emulator.memory import DeviceMemory
+from gristmill.aot.emulator import DeviceMemory, Kernel, LaunchReport, Module, launch
 from gristmill.device import DeviceFacts, nominal_device
 from gristmill.drivers.protocol import Dim3
 from gristmill.errors import DriverError, NoDeviceError
