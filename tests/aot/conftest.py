@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from gristmill.aot.build import PackReport, build_packs
 from gristmill.aot.sources import source_digests
+from tiny_rows import ARCHS
 
 HERE = Path(__file__).parent
-ARCHS = ("gfx1151", "gfx1201", "sm80", "sm90")
-
 _number = itertools.count()
 
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from gristmill.kernels.variant import PolicyRow, TritonVariant
 
+ARCHS = ("gfx1151", "gfx1201", "sm80", "sm90")
+
 TINY = TritonVariant(
     name="tiny",
     op="w4a16_gemm",
