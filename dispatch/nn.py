@@ -10,6 +10,7 @@ from gristmill import torch_adapter
 from gristmill.errors import ArgumentError
 from gristmill.packed_weight import VALUES_PER_WORD, PackedWeight
 from gristmill.preloading import preload
+from gristmill.torch_weights import pad_rows, to_torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -30,11 +31,11 @@ class W4A16Linear(torch.nn.Module):
 
     def __init__(self, weight: PackedWeight) -> None:
         super().__init__()
-        on_host = torch_adapter.to_torch(weight, "cpu") if not isinstance(weight.qweight, Tensor) else weight
+        on_host = to_torch(weight, "cpu") if not isinstance(weight.qweight, Tensor) else weight
         self.in_features = weight.K
         self.out_features = weight.N
         self.group_size = weight.group_size
-        self.register_buffer("qweight", torch_adapter.pad_rows(on_host.qweight))
+        self.register_buffer("qweight", pad_rows(on_host.qweight))
         self.register_buffer("scales", on_host.scales)
         self.register_buffer("zero_points", on_host.zero_points)
         self.register_buffer("bias", on_host.bias)

@@ -1,4 +1,4 @@
-"""Placing a weight on a device, without torch. `gristmill.torch_adapter.to_torch` is the way with torch."""
+"""Placing a weight on a device, without torch. `gristmill.to_torch` is the way with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch: `linear` for tensors, the op `gristmill::w4a16_linear`, and weights of tensors.
+"""torch: `linear` for tensors and the op `gristmill::w4a16_linear`.
 
 Eager calls go straight to the driver. What has to see an op gets one: torch.compile, export, dispatch modes, the
 profiler and autograd. The op's CUDA key serves ROCm too; its CPU key is the float64 reference.
@@ -10,24 +10,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gristmill.arrays import HOST, torch_driver, view
+from gristmill.arrays import torch_driver, view
 from gristmill.errors import (
     ArgumentError,
     DeviceMismatchError,
     DTypeError,
     GristmillError,
-    NoDeviceError,
     ShapeError,
     StrideError,
 )
 from gristmill.gemm import check_out, check_x, run, serve_torch, stream_handle
 from gristmill.loader import dependent_caches
-from gristmill.packed_weight import ROW_WORDS, VALUES_PER_WORD, PackedWeight
-from gristmill.preloading import preload
-from gristmill.prepared import PreparedWeight, _prepared, device_of_weight, prepare
+from gristmill.packed_weight import VALUES_PER_WORD, PackedWeight
+from gristmill.prepared import PreparedWeight, _prepared, prepare
+from gristmill.torch_weights import array_of, tensor_of, to_numpy, to_torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 from torch.compiler import is_compiling
+
+__all__ = ["linear", "to_torch"]
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 DRIVER = torch_driver(torch)
@@ -177,8 +178,6 @@ def _linear_into(x: Tensor, weight: PackedWeight, out: Tensor | None, stream: An
     return out
 
 
-# The op.
-
 _library = torch.library.Library("gristmill", "DEF")
 _library.define(
     "w4a16_linear(Tensor x, Tensor qweight, Tensor scales, Tensor? zero_points, Tensor? bias, Tensor? perm, "
@@ -238,7 +237,7 @@ def _op_cpu(
 
     weight = to_numpy(_weight_of(qweight, scales, zero_points, bias, perm, K, group_size))
     x = _rows(x, K)[0]
-    out = host_linear(_numpy(x.reshape(-1, K)), weight)
+    out = host_linear(array_of(x.reshape(-1, K)), weight)
     return tensor_of(out).view(*x.shape[:-1], weight.N)
 
 
@@ -293,63 +292,3 @@ _library.impl("w4a16_linear", _op_cpu, "CPU")
 torch.library.register_fake("gristmill::w4a16_linear", _op_fake, lib=_library)
 torch.library.register_autograd("gristmill::w4a16_linear", _no_backward, lib=_library)
 _op = torch.ops.gristmill.w4a16_linear.default
-
-
-# Weights of tensors.
-
-
-def to_torch(weight: PackedWeight, device: torch.device | str) -> PackedWeight:
-    """The weight as torch tensors on `device`, rows padded to 16 bytes; on a GPU all kernels it can hit are loaded.
-
-    Parameters
-    ----------
-    weight : of numpy arrays or torch tensors
-    device : as torch takes it
-
-    Raises
-    ------
-    NoPackError, NoDriverError, NoDeviceError : the device cannot be used
-    """
-    device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise NoDeviceError(f"{device}: torch sees no GPU")
-
-    def convert(array: Any) -> Tensor:
-        tensor = array if isinstance(array, Tensor) else tensor_of(array)
-        if tensor.dtype == torch.int32 and tensor.dim() == 2:
-            return pad_rows(tensor.to(device))[:, : tensor.shape[1]]
-        return tensor.to(device).contiguous()
-
-    placed = weight.map(convert)
-    if device_of_weight(placed).driver != HOST:
-        preload(placed)
-    return placed
-
-
-def to_numpy(weight: PackedWeight) -> PackedWeight:
-    """The weight as numpy arrays, which share memory with tensors on the CPU."""
-    return weight.map(lambda array: _numpy(array) if isinstance(array, Tensor) else array)
-
-
-def pad_rows(qweight: Tensor) -> Tensor:
-    """qweight (N, words) with its rows padded with zeros to a multiple of 16 bytes."""
-    N, words = qweight.shape
-    padded = qweight.new_zeros((N, -(-words // ROW_WORDS) * ROW_WORDS))
-    padded[:, :words] = qweight
-    return padded
-
-
-def tensor_of(array: Any) -> Tensor:
-    """A tensor that shares memory with a numpy array; strides are kept."""
-    if str(array.dtype) == "bfloat16":
-        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _numpy(tensor: Tensor) -> Any:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        import ml_dtypes
-
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()

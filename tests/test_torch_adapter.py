@@ -22,6 +22,7 @@ from gristmill.errors import (
 from gristmill.packed_weight import dequantize
 from gristmill.prepared import prepare
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
+from gristmill.torch_weights import pad_rows, to_numpy
 
 DTYPES = ["float16", "bfloat16"]
 
@@ -56,7 +57,7 @@ def test_linear_on_the_cpu(dtype, perm):
 
 def test_weight_round_trip_through_torch():
     host, weight = weights("bfloat16", perm=True)
-    back = adapter.to_numpy(weight)
+    back = to_numpy(weight)
     assert weight.qweight.stride() == (12, 1)  # padding is kept
     for name in ("qweight", "scales", "zero_points", "bias", "perm"):
         np.testing.assert_array_equal(getattr(back, name), getattr(host, name))
@@ -299,7 +300,7 @@ def test_eager_makes_no_copy_where_strides_allow(tensors_on_fake):
 def test_eager_and_op_launch_the_same(tensors_on_fake):
     host, weight = weights()
     x = random_x(2, 3, 72)
-    padded = adapter.pad_rows(weight.qweight)
+    padded = pad_rows(weight.qweight)
     for qweight in (weight.qweight, padded):
         out = adapter._op_cuda(x, qweight, weight.scales, weight.zero_points, weight.bias, None, 72, 32)
         check(out, x, host)

@@ -12,7 +12,7 @@ from gristmill.prepared import prepare
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 
 torch = pytest.importorskip("torch")
-from gristmill.torch_adapter import tensor_of  # noqa: E402
+from gristmill.torch_weights import tensor_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -17,7 +17,7 @@ from gristmill.packed_weight import dequantize
 from gristmill.packs import find_pack
 
 torch = pytest.importorskip("torch")
-from gristmill.torch_adapter import tensor_of  # noqa: E402
+from gristmill.torch_weights import tensor_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,71 @@
+"""Packed weights as torch tensors, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gristmill.arrays import HOST
+from gristmill.errors import NoDeviceError
+from gristmill.packed_weight import ROW_WORDS, PackedWeight
+from gristmill.preloading import preload
+from gristmill.prepared import device_of_weight
+from torch import Tensor
+
+
+def to_torch(weight: PackedWeight, device: torch.device | str) -> PackedWeight:
+    """The weight as torch tensors on `device`, rows padded to 16 bytes; on a GPU all kernels it can hit are loaded.
+
+    Parameters
+    ----------
+    weight : of numpy arrays or torch tensors
+    device : as torch takes it
+
+    Raises
+    ------
+    NoPackError, NoDriverError, NoDeviceError : the device cannot be used
+    """
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise NoDeviceError(f"{device}: torch sees no GPU")
+
+    def convert(array: Any) -> Tensor:
+        tensor = array if isinstance(array, Tensor) else tensor_of(array)
+        if tensor.dtype == torch.int32 and tensor.dim() == 2:
+            return pad_rows(tensor.to(device))[:, : tensor.shape[1]]
+        return tensor.to(device).contiguous()
+
+    placed = weight.map(convert)
+    if device_of_weight(placed).driver != HOST:
+        preload(placed)
+    return placed
+
+
+def to_numpy(weight: PackedWeight) -> PackedWeight:
+    """The weight as numpy arrays, which share memory with tensors on the CPU."""
+    return weight.map(lambda array: array_of(array) if isinstance(array, Tensor) else array)
+
+
+def pad_rows(qweight: Tensor) -> Tensor:
+    """qweight (N, words) with its rows padded with zeros to a multiple of 16 bytes."""
+    N, words = qweight.shape
+    padded = qweight.new_zeros((N, -(-words // ROW_WORDS) * ROW_WORDS))
+    padded[:, :words] = qweight
+    return padded
+
+
+def tensor_of(array: Any) -> Tensor:
+    """A tensor that shares memory with a numpy array; strides are kept."""
+    if str(array.dtype) == "bfloat16":
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def array_of(tensor: Tensor) -> Any:
+    """A numpy array that shares memory with a tensor on the CPU, or a copy of one on a GPU; strides are kept."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
