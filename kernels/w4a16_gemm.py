@@ -34,6 +34,7 @@ def w4a16_gemm(
     SCALE_WEIGHTS: tl.constexpr,  # True: (q - z) * s is rounded to the dtype of x; False: the fp32 sum of a tile is scaled
     SCALES: tl.constexpr,  # columns of scales per tile, each for BLOCK_K / SCALES consecutive k
     UNROLL: tl.constexpr,  # tiles per turn of the main loop
+    RDNA: tl.constexpr,  # unpack with AMD's instructions
 ):  # fmt: skip
     HAS_ZERO: tl.constexpr = zero_points is not None
     dtype: tl.constexpr = x.dtype.element_ty
@@ -83,7 +84,7 @@ def w4a16_gemm(
             scale_row, zero_row, tl.minimum(tile_group, last_group), tl.minimum(group, last_group),
             SCALE_WEIGHTS, HAS_ZERO,
         )  # fmt: skip
-        w = _unpack(words, column_scale, zero, dtype, SCALES, SCALE_WEIGHTS, HAS_ZERO)
+        w = _unpack(words, column_scale, zero, dtype, SCALES, SCALE_WEIGHTS, HAS_ZERO, RDNA)
         acc = _accumulate(acc, w, x_part, scale, SCALE_WEIGHTS)
         scale, column_scale, zero = next_scale, next_column_scale, next_zero
 
@@ -93,7 +94,7 @@ def w4a16_gemm(
     if k_left > 0:
         words = tl.load(word_tile + full_tiles * (BLOCK_K // 8), mask=(8 * word < k_left)[None, :], other=0)
         x_part = tl.load(x_tile + full_tiles * BLOCK_K, mask=(k < k_left)[None, :], other=0.0)
-        w = _unpack(words, column_scale, zero, dtype, SCALES, SCALE_WEIGHTS, HAS_ZERO)
+        w = _unpack(words, column_scale, zero, dtype, SCALES, SCALE_WEIGHTS, HAS_ZERO, RDNA)
         w = tl.where((k < k_left)[None, :], w, 0.0)
         acc = _accumulate(acc, w, x_part, scale, SCALE_WEIGHTS)
 
@@ -132,7 +133,7 @@ def _scales(scale_row, zero_row, tile_group, group, SCALE_WEIGHTS: tl.constexpr,
 @triton.jit
 def _unpack(
     words, column_scale, zero, dtype: tl.constexpr,
-    SCALES: tl.constexpr, SCALE_WEIGHTS: tl.constexpr, HAS_ZERO: tl.constexpr,
+    SCALES: tl.constexpr, SCALE_WEIGHTS: tl.constexpr, HAS_ZERO: tl.constexpr, RDNA: tl.constexpr,
 ):  # fmt: skip
     """Packed words [BLOCK_N, BLOCK_K/8] -> q - z or (q - z) * s, [BLOCK_N, BLOCK_K] in `dtype`.
 
@@ -146,13 +147,71 @@ def _unpack(
     BASE: tl.constexpr = 1024 if dtype == tl.float16 else 128
     shift = 4 * tl.arange(0, 4)
     pairs = (words[:, :, None] >> shift[None, None, :]) & 0x000F000F | MAGIC
+    pairs = tl.reshape(pairs, (BLOCK_N, SCALES, BLOCK_K // SCALES // 2))
+
+    if RDNA and dtype == tl.float16:
+        if HAS_ZERO:
+            pairs = _packed_add(pairs, tl.full((1, 1, 1), -0x1BFF1C00, tl.int32))  # twice -1024.0
+            pairs = _packed_add(pairs, _twice(zero)[:, :, None] ^ -0x7FFF8000)  # both signs turned
+        else:
+            pairs = _packed_add(pairs, tl.full((1, 1, 1), -0x1BF71BF8, tl.int32))  # twice -1032.0
+        if SCALE_WEIGHTS:
+            pairs = _packed_multiply(pairs, _twice(column_scale)[:, :, None])
+    elif RDNA:
+        low = (pairs << 16).to(tl.float32, bitcast=True)
+        high = (pairs & -0x10000).to(tl.float32, bitcast=True)
+        if HAS_ZERO:
+            zero = zero[:, :, None].to(tl.float32)
+            low = (low - BASE) - zero
+            high = (high - BASE) - zero
+        else:
+            low -= BASE + 8.0
+            high -= BASE + 8.0
+        if SCALE_WEIGHTS:
+            column_scale = column_scale[:, :, None].to(tl.float32)
+            low *= column_scale
+            high *= column_scale
+        low = low.to(tl.int32, bitcast=True)
+        high = high.to(tl.int32, bitcast=True)
+        if HAS_ZERO or SCALE_WEIGHTS:  # else the numbers are integers of a few bits: cutting them is exact
+            low += 0x8000
+            high += 0x8000
+        pairs = _upper_halves(low, high)
+
     low = (pairs & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
     high = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
-    q = tl.reshape(tl.join(low, high), (BLOCK_N, SCALES, BLOCK_K // SCALES))
-    w = (q - BASE) - zero[:, :, None] if HAS_ZERO else q - (BASE + 8)
-    if SCALE_WEIGHTS:
-        w = w * column_scale[:, :, None]
+    w = tl.reshape(tl.join(low, high), (BLOCK_N, SCALES, BLOCK_K // SCALES))
+    if not RDNA:
+        w = (w - BASE) - zero[:, :, None] if HAS_ZERO else w - (BASE + 8)
+        if SCALE_WEIGHTS:
+            w = w * column_scale[:, :, None]
     return tl.reshape(w, (BLOCK_N, BLOCK_K))
+
+
+@triton.jit
+def _twice(half):
+    """The bits of an fp16 in both halves of an int32."""
+    bits = half.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return bits | (bits << 16)
+
+
+@triton.jit
+def _packed_add(a, b):
+    return tl.inline_asm_elementwise("v_pk_add_f16 $0, $1, $2", "=v,v,v", [a, b], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _packed_multiply(a, b):
+    return tl.inline_asm_elementwise("v_pk_mul_f16 $0, $1, $2", "=v,v,v", [a, b], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _upper_halves(low, high):
+    """The upper 16 bits of two int32 in one: those of `low` in the lower half."""
+    select = tl.full((1, 1, 1), 0x07060302, tl.int32)
+    return tl.inline_asm_elementwise(
+        "v_perm_b32 $0, $1, $2, $3", "=v,v,v,v", [high, low, select], tl.int32, is_pure=True, pack=1
+    )
 
 
 @triton.jit

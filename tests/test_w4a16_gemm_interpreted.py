@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
 torch = pytest.importorskip("torch")
 
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -36,11 +37,12 @@ class Case:
     scale_weights: bool
     scales: int
     unroll: int = 1
+    rdna: bool = False
 
     def __str__(self) -> str:
         parts = [f"M{self.M}-N{self.N}-K{self.K}-g{self.group_size}-{self.dtype}"]
         parts += ["zeros"] * self.zero_points + ["bias"] * self.bias + ["x".join(map(str, self.block))]
-        parts += ["weights"] * self.scale_weights + [f"{self.scales}scales"]
+        parts += ["weights"] * self.scale_weights + [f"{self.scales}scales"] + ["rdna"] * self.rdna
         return "-".join(parts)
 
 
@@ -57,9 +59,9 @@ def cases() -> list[Case]:
             continue
         for block_k, scale_weights, scales in ways(group_size):
             M, N, (zero_points, bias) = next(sizes_m), next(sizes_n), next(flags)
-            unroll = 1 + len(rows) % 2
+            unroll, rdna = 1 + len(rows) % 2, len(rows) % 3 == 0
             block = (16, 32, block_k)
-            rows.append(Case(M, N, K, group_size, dtype, zero_points, bias, block, scale_weights, scales, unroll))
+            rows.append(Case(M, N, K, group_size, dtype, zero_points, bias, block, scale_weights, scales, unroll, rdna))
     for zero_points, scale_weights in itertools.product((False, True), (False, True)):
         large = (zero_points, True, (32, 64, 64), scale_weights)
         rows.append(Case(33, 136, 576, 64, "float16", *large, 1))
@@ -103,7 +105,6 @@ def test_overflow_gives_infinity(answers: dict[str, dict]) -> None:
 def teach_bfloat16() -> None:
     """Give the interpreter bfloat16 arithmetic: it keeps such tensors as raw uint16, adds and multiplies the bits,
     and truncates where the hardware rounds to nearest even."""
-    import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def widen(handle):
@@ -149,6 +150,33 @@ def pack(q: np.ndarray, garbage: np.random.Generator) -> np.ndarray:
     return np.bitwise_or.reduce(padded.reshape(N, words, 8) << shifts, axis=2).view(np.int32)
 
 
+@triton.jit
+def packed_add(a, b):
+    low = (a & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True) + (b & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    high = (a >> 16).to(tl.int16).to(tl.float16, bitcast=True) + (b >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF | (high.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit
+def packed_multiply(a, b):
+    low = (a & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True) * (b & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    high = (a >> 16).to(tl.int16).to(tl.float16, bitcast=True) * (b >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF | (high.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit
+def upper_halves(low, high):
+    return ((low >> 16) & 0xFFFF) | (high & -0x10000)
+
+
+def teach_instructions() -> None:
+    """Say in Triton what the kernel's inline assembly does: the interpreter cannot run that."""
+    from gristmill.kernels import w4a16_gemm as module
+
+    module._packed_add, module._packed_multiply = packed_add, packed_multiply
+    module._upper_halves = upper_halves
+
+
 def run(case: Case, x: torch.Tensor, q: np.ndarray, scales, zeros, bias) -> tuple[np.ndarray, bool]:
     """Launch the kernel on buffers whose rows are longer than needed; what must not be read is NaN."""
     from gristmill.kernels.w4a16_gemm import w4a16_gemm
@@ -171,7 +199,7 @@ def run(case: Case, x: torch.Tensor, q: np.ndarray, scales, zeros, bias) -> tupl
         out=out, M=M, N=N, K=K, group_size=group_size,
         x_row_stride=x_wide.stride(0), qweight_row_stride=words_wide.stride(0),
         scales_row_stride=scales.stride(0), out_row_stride=out_wide.stride(0),
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=2, UNROLL=case.unroll,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=2, UNROLL=case.unroll, RDNA=case.rdna,
         SCALE_WEIGHTS=case.scale_weights, SCALES=case.scales,
     )  # fmt: skip
     result = out.double().numpy().copy()
@@ -220,4 +248,5 @@ def overflow() -> dict:
 
 if __name__ == "__main__":
     teach_bfloat16()
+    teach_instructions()
     print(json.dumps({**{str(case): answer(case) for case in cases()}, "overflow": overflow()}))
