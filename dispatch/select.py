@@ -10,7 +10,8 @@ from gristmill.formula import Formula
 from gristmill.manifest import Entry, Manifest
 from gristmill.problem import Problem
 
-MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_GRID = (2**31 - 1, 65535, 65535)  # in blocks
+MAX_HIP_THREADS = 2**32 - 1  # HIP counts a grid's extent in threads, in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
         reasons.append(f"needs {shared_bytes} bytes of shared memory, the device has {device.lds_bytes_per_block}")
     if any(not 0 <= blocks <= most for blocks, most in zip(grid, MAX_GRID, strict=True)):
         reasons.append(f"needs a grid of {grid} blocks, the most is {MAX_GRID}")
+    if device.backend == "hip" and any(g * b > MAX_HIP_THREADS for g, b in zip(grid, entry.block, strict=True)):
+        reasons.append(f"needs a grid of {grid} blocks of {entry.block} threads, HIP's most is {MAX_HIP_THREADS} threads")
     return reasons
 
 

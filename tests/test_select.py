@@ -82,6 +82,15 @@ def test_formula_that_fails_for_a_problem_is_a_reason_not_a_crash():
         select(PROBLEM, DEVICE, pack)
 
 
+def test_hip_counts_a_grid_in_threads():
+    pack = parse(entry(dynamic_shared_bytes="0", grid=["M", "1", "1"]))
+    problem = replace(PROBLEM, M=2**25)  # times 128 threads is 2**32
+    with pytest.raises(NoKernelError, match="HIP's most is 4294967295 threads"):
+        select(problem, DEVICE, pack)
+    assert select(replace(problem, M=2**25 - 1), DEVICE, pack).grid == (2**25 - 1, 1, 1)
+    assert select(problem, replace(DEVICE, backend="cuda"), pack).grid == (2**25, 1, 1)
+
+
 def test_unknown_arch_is_refused_by_name():
     with pytest.raises(NoDeviceError, match="unknown arch 'gfx906'; known: gfx1151"):
         nominal_device("gfx906")
