@@ -34,6 +34,9 @@
 #ifndef WAVES
 #define WAVES 16  // of a block
 #endif
+#ifndef WAVES_PER_SIMD
+#define WAVES_PER_SIMD 8  // occupancy that registers are to allow: two blocks on a multiprocessor
+#endif
 #ifndef BFLOAT16
 #define BFLOAT16 0
 #endif
@@ -269,7 +272,7 @@ DEVICE void finish(const Problem& p, int tile, int lane, u32 bias, float (&acc)[
 }  // namespace
 
 // clang-format off
-KERNEL __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS), amdgpu_waves_per_eu(8)))
+KERNEL __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS), amdgpu_waves_per_eu(WAVES_PER_SIMD)))
 void w4a16_skinny(
     const u16* x, const u32* qweight, const u16* scales,
 #if ZERO_POINTS

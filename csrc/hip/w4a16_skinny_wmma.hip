@@ -31,6 +31,9 @@
 #ifndef WAVES
 #define WAVES 8  // of a block
 #endif
+#ifndef WAVES_PER_SIMD
+#define WAVES_PER_SIMD 6  // occupancy that registers are to allow: three blocks on a multiprocessor
+#endif
 #ifndef BFLOAT16
 #define BFLOAT16 0
 #endif

@@ -1,0 +1,214 @@
+"""One C++ variant -> one code object for AMD, without ROCm, a GPU or root.
+
+The clang of the PyPI package `ziglang` knows the amdgcn target, so a build needs nothing but pip. It compiles in steps,
+since that clang cannot start its own linker for this target: HIP source -> LLVM IR -> assembly -> object -> hsaco. The
+kernels use no ROCm header and no device library. ROCm's own compiler takes the same steps when asked for.
+
+Nothing of the build machine gets into the object: the compiler runs in the source's folder and sees relative names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import gristmill.csrc
+from gristmill.aot.code_object import check_object
+from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.errors import BuildError, CompileError, ToolchainError
+from gristmill.aot.targets import Target
+from gristmill.aot.toolchain import require
+from gristmill.kernels.variant import CxxVariant
+from gristmill.manifest import Argument
+
+CSRC = Path(gristmill.csrc.__file__).parent
+
+# Floating-point contraction is off: where a kernel wants a fused multiply-add it says so. Code object version 5 loads
+# on ROCm 5.7 and later. No ident: it would name where the compiler came from. No cuid: it hashes paths of this machine.
+FRONT_END = (
+    "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-std=c++17", "-O3", "-ffp-contract=off",
+    "-mcode-object-version=5", "-fno-ident", "-fuse-cuid=none", "-Wall", "-Wextra", "-Werror",
+)  # fmt: skip
+BACK_END = ("--target=amdgcn-amd-amdhsa", "-mcode-object-version=5", "-nogpulib", "-O3")
+
+# What would make a compiler's result depend on more than its arguments.
+_STEERING = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CCC_OVERRIDE_OPTIONS", "HIP_PATH", "ROCM_PATH",
+             "HIP_CLANG_PATH", "HIP_DEVICE_LIB_PATH")  # fmt: skip
+
+_INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+# clang 19 and older sink cross-lane reads behind a branch, so that switched-off lanes feed the sum (llvm-project pull
+# request 142962); measured by running what they made.
+OLDEST_CLANG = 21
+
+
+@dataclass(frozen=True, slots=True)
+class HipCompiler:
+    """A clang and a linker for amdgcn, as command lines."""
+
+    name: str  # what the manifest calls it
+    clang: tuple[str, ...]
+    linker: tuple[str, ...]
+
+    @property
+    def version(self) -> str:
+        return _clang_version(self.clang)
+
+
+def ziglang_compiler() -> HipCompiler:
+    """The clang of the PyPI package ziglang; ToolchainError naming the package when it is not installed."""
+    require({"ziglang": "ziglang"}, "compiling HIP kernels")
+    zig = (sys.executable, "-m", "ziglang")
+    return HipCompiler("clang (ziglang)", (*zig, "clang"), (*zig, "ld.lld"))
+
+
+def rocm_compiler(program: str = "amdclang++") -> HipCompiler:
+    """ROCm's clang: `program` is its path, or a name on PATH; ToolchainError when it or its ld.lld is not there."""
+    found = shutil.which(program)
+    if found is None:
+        raise ToolchainError(f"no HIP compiler {program!r}; install ROCm's rocm-llvm package, or use ziglang: pip install ziglang")
+    folder = Path(found).resolve().parent
+    linker = folder / "ld.lld"
+    if not linker.is_file():
+        raise ToolchainError(f"the HIP compiler {found} has no ld.lld beside it in {folder}; install ROCm's rocm-llvm package")
+    return HipCompiler("clang (ROCm)", (found,), (str(linker),))
+
+
+def argument_layout(variant: CxxVariant) -> tuple[Argument, ...]:
+    """The kernel's arguments in order."""
+    return tuple(Argument(name, type_) for name, type_ in variant.arguments)
+
+
+def compile_variant(variant: CxxVariant, target: Target, compiler: HipCompiler | None = None) -> CompiledObject:
+    """Compile one variant; needs no GPU and leaves nothing on disk.
+
+    Parameters
+    ----------
+    compiler : default `ziglang_compiler()`
+
+    Raises
+    ------
+    CompileError : the source does not compile; the message has the compiler's words
+    ObjectError : the object is not what the row says
+    ToolchainError : there is no compiler, or one known to miscompile
+    """
+    if target.backend != "hip":
+        raise BuildError(f"{variant.name}: {variant.source} is HIP, {target.arch} is not")
+    compiler = ziglang_compiler() if compiler is None else compiler
+    _check_version(compiler)
+    source = source_file(variant)
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+        out = Path(folder)
+        ir, assembly, part, code = (str(out / f"kernel.{suffix}") for suffix in ("ll", "s", "o", "hsaco"))
+        machine = (*BACK_END, f"-mcpu={target.arch}")
+        steps = (
+            (*compiler.clang, *FRONT_END, f"--offload-arch={target.arch}", *_macros(variant),
+             "-S", "-emit-llvm", source.name, "-o", ir),
+            (*compiler.clang, *machine, "-S", ir, "-o", assembly),
+            (*compiler.clang, *machine, "-c", assembly, "-o", part),
+            (*compiler.linker, "-shared", part, "-o", code),
+        )  # fmt: skip
+        for step in steps:
+            _run(step, source.parent, variant)
+        result = CompiledObject(
+            code=Path(code).read_bytes(),
+            symbol=variant.symbol,
+            threads=variant.block[0] * variant.block[1] * variant.block[2],
+            dynamic_shared_bytes=0,  # the row has a formula
+            compilers={compiler.name: compiler.version},
+            assembly=Path(assembly).read_text(),
+        )
+    check_object(result.code, target, result.symbol, argument_layout(variant), result.threads)
+    return result
+
+
+def source_file(variant: CxxVariant) -> Path:
+    """The variant's source on this machine; BuildError when there is none."""
+    path = CSRC / variant.source.removeprefix("csrc/")
+    if not path.is_file():
+        raise BuildError(f"{variant.name}: no source {variant.source}")
+    return path
+
+
+def source_digests(variant: CxxVariant) -> dict[str, str]:
+    """sha256 of the variant's source and of every file that it includes, by path below csrc."""
+    digests: dict[str, str] = {}
+    waiting = [source_file(variant)]
+    while waiting:
+        path = waiting.pop()
+        name = path.relative_to(CSRC).as_posix()
+        if name in digests:
+            continue
+        text = path.read_bytes()
+        digests[name] = hashlib.sha256(text).hexdigest()
+        waiting += [(path.parent / include.decode()).resolve() for include in _INCLUDE.findall(text)]
+    return dict(sorted(digests.items()))
+
+
+def key_facts(variant: CxxVariant, target: Target, compiler: HipCompiler | None = None) -> dict[str, object]:
+    """All that the object depends on: what its key in the build cache is made of."""
+    compiler = ziglang_compiler() if compiler is None else compiler
+    return {
+        "target": target.arch,
+        "source": variant.source,
+        "symbol": variant.symbol,
+        "defines": sorted(variant.defines.items()),
+        "sources": source_digests(variant),
+        "options": [*FRONT_END, *BACK_END],
+        "recipe": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        "compiler": compiler_identity(compiler),
+    }
+
+
+def compiler_identity(compiler: HipCompiler) -> dict[str, str]:
+    """What tells this compiler from any other."""
+    identity = {"name": compiler.name, "version": compiler.version}
+    if "ziglang" in compiler.clang:
+        identity["package"] = importlib.metadata.version("ziglang")
+    return identity
+
+
+def _macros(variant: CxxVariant) -> list[str]:
+    return [f"-D{name}={value}" for name, value in sorted(variant.defines.items())]
+
+
+def _check_version(compiler: HipCompiler) -> None:
+    major = int(compiler.version.split(".")[0])
+    if major < OLDEST_CLANG:
+        raise ToolchainError(
+            f"{compiler.name} is clang {compiler.version}, which miscompiles cross-lane reads; "
+            f"clang {OLDEST_CLANG} or newer is needed: pip install ziglang"
+        )
+
+
+@lru_cache
+def _clang_version(clang: tuple[str, ...]) -> str:
+    process = subprocess.run([*clang, "--version"], capture_output=True, text=True, env=_environment(), check=False)
+    found = re.search(r"clang version (\d+\.\d+\.\d+)", process.stdout)
+    if process.returncode or found is None:
+        words = (process.stdout + process.stderr).strip()[-500:]
+        raise ToolchainError(f"{' '.join(clang)} is not a clang: {words or 'it said nothing'}")
+    return found[1]
+
+
+def _run(command: tuple[str, ...], folder: Path, variant: CxxVariant) -> None:
+    process = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", env=_environment(), check=False
+    )
+    if process.returncode:
+        words = (process.stderr + process.stdout).strip()
+        raise CompileError(f"{variant.name}: {variant.source} does not compile\n{words or 'the compiler said nothing'}")
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _STEERING}
+    return {**kept, "LC_ALL": "C"}
