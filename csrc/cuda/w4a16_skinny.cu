@@ -1,413 +1,251 @@
-// W4A16 GEMM for few tokens, sm80 and later: out[M,N] = x[M,K] @ ((q - z) * s)[N,K]^T + bias
+// W4A16 GEMM for few tokens, sm80 and later: out[M,N] = x[M,K] @ ((Q - Z) * S)[N,K]^T + bias
+//   x, out  fp16 or bf16, row-major, rows strided        Q  4 bits, layout k8x (k8x_mma.h), rows padded to 16 bytes
+//   S       dtype of x [N, num_groups]                   Z  like S, any real value; without ZEROS it is 8
+// Grid (CLUSTER * min(ceil(N / ROWS), clusters at once), ceil(M / TOKENS)), ROWS = 16 * TILES * WARPS_N;
+// block 32 * WARPS_N * WARPS_K threads; shared memory, dynamic, in bytes:
+//   256 * ceil(ceil(K / 128) / CLUSTER) * (TOKENS == 8 ? min(M, 8) : TOKENS)            the activations of one slice of K
+//   + 4 * CLUSTER * WARPS_K * TOKENS * (ROWS / CLUSTER + 4)                             the sums of all warps
+// Needs K % 8 == 0, 16-byte aligned x and Q, and groups that a span of SPAN k never straddles.
+//
+// Weights are operand A of mma.m16n8k16 and tokens operand B: 16 output features are as many as one mma takes, 8 tokens
+// as few. The order of k inside a sum is free as long as both operands agree, and k8x lets a lane feed itself: its
+// 16-byte load is 32 neighbours in k of one row, already in the pairs that the mma wants. So weights go from device
+// memory to registers to tensor cores; nothing of them is staged, shuffled or waited for by other lanes.
+//
+// What binds, for 2048 weights (16 rows of 128 k, a "unit" of one warp), H200 at 1.8 GHz:
+//   memory   1088 bytes with scales at 4.3 TB/s are 0.25 ns of the chip, 246 cycles of one of its 528 schedulers
+//   issue    72 to unpack (8 words a lane: 4 LOP3, 4 HADD2 or HFMA2, 1 shift; bfloat16 88, with zero points 104 or 120),
+//            2 + 2 loads of weights and scales, 4 / TILES per 8 tokens to read x, 8 mma and 4 FFMA per 8 tokens, about 20
+//            for addresses and the loop: 110 at M = 8, 205 at M = 64. Below 246 everywhere, so memory binds where enough
+//            loads are in flight; but no warp issues each cycle, which takes several warps with independent work.
+//   mma      8 per 8 tokens; at 8 cycles each the tensor core takes 64 at M = 8, 256 at M = 32, and binds above.
 #include "k8x_mma.h"
 
-#ifndef UNITS
-#define UNITS 1
-#endif
-#ifndef MAX_CHAINS
-#define MAX_CHAINS 4
-#endif
-#ifndef LOAD_HINT
-#define LOAD_HINT 1
-#endif
+constexpr int CHUNK = 128;                     // k per step of a warp: four lanes of 32
+constexpr int WORDS = SPAN / 32;               // of a row per load; a span of k is one load of four lanes, in one group
+constexpr int SPANS = CHUNK / SPAN;
+constexpr int THREADS = 32 * WARPS_N * WARPS_K;
+constexpr int ROWS = 16 * TILES * WARPS_N;     // output features per block and turn
+constexpr int OWN_ROWS = ROWS / CLUSTER;       // of which this block writes
+constexpr int PITCH = OWN_ROWS + 4;            // floats; 2 * PITCH % 32 == 8 spreads the sums of a warp over all banks
+constexpr int SOURCES = CLUSTER * WARPS_K;     // sums per output
+constexpr int COLUMNS = TOKENS / 8;            // n-tiles of the mma
 
-constexpr int CHUNK = 128;                       // k per step of a warp: four lanes of 32
-constexpr int WARPS = WARPS_N * WARPS_K;
-constexpr int THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES * WARPS_N;       // output features per block and turn
-constexpr int OWN_ROWS = ROWS / CLUSTER;         // of which this block writes
-constexpr int PITCH = OWN_ROWS + 4;              // floats; 2 * PITCH % 32 == 8 spreads a warp's partial sums over all banks
-constexpr int COLUMNS = TOKENS / 8;              // n-tiles of the mma
-static_assert(ROWS % CLUSTER == 0 && THREADS % OWN_ROWS == 0);
-constexpr int SOURCES = CLUSTER * WARPS_K;       // partial sums per output
+// A dependent mma waits about 33 cycles, an independent one 8: at least four sums should be open at a time. Many columns
+// give them by themselves; few columns get a second accumulator for every other mma. With two tiles and many columns,
+// half a chunk is unpacked at a time, since its 32 registers a tile would not fit beside the sums.
+constexpr int BLOCK = COLUMNS % 4 == 0 ? 4 : COLUMNS % 3 == 0 ? 3 : COLUMNS;
+constexpr int PASS = TILES * COLUMNS > 4 && WORDS > 2 ? 2 : WORDS;
+constexpr int SPLIT = BLOCK * TILES < 4 && PASS > 1 ? 2 : 1;
 
-__device__ __forceinline__ u32 shared_address(const void *p) { return u32(__cvta_generic_to_shared(p)); }
+static_assert(TOKENS % 8 == 0 && ROWS % CLUSTER == 0 && THREADS % OWN_ROWS == 0 && THREADS % 64 == 0);
+static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32);
 
-// LOAD_WORDS words of a weight row into registers that keep their old content where `wanted` is false.
-template <int WORDS>
+// What a lane holds of a chunk: the words of its rows `row` and `row + 8` in each tile, with their scales. For SPAN 64
+// and 32 a lane loads the scale of one span only, and the four lanes of a row pass them on.
+struct Weights {
+    u32 word[TILES][2][4];
+    u32 scale[TILES][2];
+#if ZEROS
+    u32 zero[TILES][2];
+#endif
+};
+
+// Where the rows of a lane start.
+struct Rows {
+    const u32 *weights[TILES][2];
+    const u16 *scales[TILES][2];
+};
+
+// Load 4 * COUNT bytes of weights. They are read once: keep them out of the L1, and let the L2 fetch ahead along the
+// row. Narrow loads share a sector with the next one and do go through the L1. Where `wanted` is false the registers
+// keep what they had: some finite weight, and its x is zero.
+template <int COUNT>
 __device__ __forceinline__ void load_words(u32 *w, const u32 *p, bool wanted) {
-    if constexpr (WORDS == 4) {
+    if constexpr (COUNT == 4) {
         asm volatile(
             "{ .reg .pred p; setp.ne.b32 p, %5, 0;\n"
-#if LOAD_HINT == 0
-            "@p ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-#elif LOAD_HINT == 1
-            "@p ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-#elif LOAD_HINT == 2
             "@p ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-#elif LOAD_HINT == 3
-            "@p ld.global.nc.L1::evict_first.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-#endif
-            : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3]) : "l"(p), "r"(u32(wanted)));
-    } else if constexpr (WORDS == 2) {
+            : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+            : "l"(p), "r"(u32(wanted)));
+    } else if constexpr (COUNT == 2) {
         asm volatile(
             "{ .reg .pred p; setp.ne.b32 p, %3, 0;\n"
-            "@p ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2]; }"
-            : "+r"(w[0]), "+r"(w[1]) : "l"(p), "r"(u32(wanted)));
+            "@p ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2]; }"
+            : "+r"(w[0]), "+r"(w[1])
+            : "l"(p), "r"(u32(wanted)));
     } else {
         asm volatile(
             "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
-            "@p ld.global.nc.u32 %0, [%1]; }"
-            : "+r"(w[0]) : "l"(p), "r"(u32(wanted)));
+            "@p ld.global.nc.L2::256B.u32 %0, [%1]; }"
+            : "+r"(w[0])
+            : "l"(p), "r"(u32(wanted)));
     }
 }
 
+// Load one 16-bit number; the neighbours in its sector are soon wanted by this warp or another, so through the L1.
 __device__ __forceinline__ void load_half(u32 &d, const u16 *p, bool wanted) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
         "@p ld.global.nc.u16 %0, [%1]; }"
-        : "+r"(d) : "l"(p), "r"(u32(wanted)));
+        : "+r"(d)
+        : "l"(p), "r"(u32(wanted)));
 }
 
+// Copy 16 bytes from global to shared memory in the background, or zeros if not `inside`.
 __device__ __forceinline__ void copy_16_bytes_async(u32 to, const u16 *from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0)
+                 : "memory");
 }
+
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ __forceinline__ u32 shared_address(const void *p) { return u32(__cvta_generic_to_shared(p)); }
 
 #if CLUSTER > 1
+// The blocks of a cluster split K and add up through each other's shared memory. Arrival releases what was stored before
+// it, waiting acquires; the release is a fence over the whole chip, which an arrival that follows no store can spare.
 __device__ __forceinline__ int cluster_rank() {
-    u32 r;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return int(r);
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return int(rank);
 }
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_arrive_without_stores() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+// The same place in the shared memory of block `rank`, and a store to it.
 __device__ __forceinline__ u32 map_to_rank(u32 address, int rank) {
-    u32 d;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(d) : "r"(address), "r"(rank));
-    return d;
+    u32 mapped;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
 }
-__device__ __forceinline__ void store_cluster(u32 address, float v) {
+__device__ __forceinline__ void store_float(u32 address, float v) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
+#else
+__device__ __forceinline__ void store_float(u32 address, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
 #endif
 
-struct Arguments {
-    const u16 *x;
-    const u32 *qweight;
-    const u16 *scales, *zero_points, *bias;
-    u16 *out;
-    int M, N, K, group_size;
-    long long x_row_stride, qweight_row_stride, scales_row_stride, out_row_stride;
-};
-
-template <int SPAN>
-struct Skinny {
-    static constexpr int WORDS = SPAN / 32;  // per load
-    static constexpr int SPANS = CHUNK / SPAN;
-
-    const Arguments &a;
-    int quad, row, warp_n, warp_k;
-    int rank, slice_begin, slice_end, steps;
-    int first_tile, tile_stride, tiles;
-    u32 magic, shift;
-    u32 tokens;  // of this block
-    u32 bias;
-    float *partial;
-    unsigned char *x_shared;
-    u32 x_chunk_bytes, x_lane;
-
-    // stream
-    u32 w[DEPTH][UNITS][TILES][2][4];
-    u32 s[DEPTH][UNITS][TILES][2];
+// Issue the loads of one chunk; nothing waits for them here.
+__device__ __forceinline__ void load_chunk(
+    Weights &w, const Rows &rows, int chunk, int slice_end, int K, u32 groups, long long zeros_from_scales) {
+    const int quad = threadIdx.x % 4;
+    const int k0 = chunk * CHUNK;
+    const int limit = chunk < slice_end ? K : 0;
+    // `groups` is log2 of the chunks in a group, or 2^31 / (group_size / 32) rounded up for groups in units of 32.
+    const int k_scale = k0 + (32 * quad & ~(SPAN - 1));
+    const int group = SPAN == 128 ? chunk >> groups : int((u64(u32(k_scale) / 32) * groups) >> 31);
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int s = 0; s < SPANS; ++s)
+                load_words<WORDS>(
+                    &w.word[t][h][s * WORDS], rows.weights[t][h] + (k0 + s * SPAN) / 8,
+                    k0 + s * SPAN + 8 * WORDS * quad < limit);
+            load_half(w.scale[t][h], rows.scales[t][h] + group, k_scale < limit);
 #if ZEROS
-    u32 z[DEPTH][UNITS][TILES][2];
+            load_half(w.zero[t][h], rows.scales[t][h] + zeros_from_scales + group, k_scale < limit);
 #endif
-    const u32 *w_row[TILES][2];
-    const u16 *s_row[TILES][2];
-    int load_tile, load_step;
-    float acc[TILES][COLUMNS][4];
+        }
+}
 
-    __device__ __forceinline__ Skinny(const Arguments &arguments) : a(arguments) {}
+// The value that the lane of the same row loaded for span `s`.
+__device__ __forceinline__ u32 of_span(u32 v, int s) {
+    if constexpr (SPANS == 1) return v;
+    return __shfl_sync(~0u, v, (threadIdx.x & 28) | (s * WORDS));
+}
 
-    __device__ __forceinline__ void point_at(int tile) {
+// acc += scale * (weights of the chunk * x of the chunk). `x` is the lane's place in the chunk in shared memory: 256 bytes
+// a token, in which word j of the lane with this quad lies at 64 * j + 16 * quad, and 64 * (j ^ 1) + 16 * quad for odd
+// tokens: eight lanes, two tokens of four quads, then read 128 bytes from all banks.
+__device__ __forceinline__ void multiply_chunk(float acc[TILES][COLUMNS][4], const Weights &w, const unsigned char *x,
+                                               const unsigned char *x_odd) {
+#pragma unroll
+    for (int first = 0; first < 4; first += PASS) {
+        u32 a[TILES][2 * PASS][4];
+        float scale[TILES][2];
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const long long n = min(tile * ROWS + (warp_n * TILES + t) * 16 + 8 * h + row, a.N - 1);
-                w_row[t][h] = a.qweight + n * a.qweight_row_stride + WORDS * quad;
-                s_row[t][h] = a.scales + n * a.scales_row_stride;
-            }
-    }
-
-    __device__ __forceinline__ void load(int u) {
-        const int first = slice_begin + (warp_k + load_step * WARPS_K) * UNITS;
-#pragma unroll
-        for (int i = 0; i < UNITS; ++i) {
-            const int chunk = first + i;
-            const int k0 = chunk * CHUNK;
-            const int limit = chunk < slice_end && load_tile < tiles ? a.K : 0;
-            const int k_scale = k0 + (32 * quad & ~(SPAN - 1));
-            const int group = SPAN == 128 ? chunk >> shift : int((u64(u32(k_scale) >> 5) * magic) >> 31);
-#pragma unroll
-            for (int t = 0; t < TILES; ++t)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-#pragma unroll
-                    for (int j = 0; j < SPANS; ++j)
-                        load_words<WORDS>(&w[u][i][t][h][j * WORDS], w_row[t][h] + (first * CHUNK + i * CHUNK + j * SPAN) / 8,
-                                          k0 + j * SPAN + 8 * WORDS * quad < limit);
-                    load_half(s[u][i][t][h], s_row[t][h] + group, k_scale < limit);
+                scale[t][h] = to_float(of_span(w.scale[t][h], first / WORDS));
 #if ZEROS
-                    load_half(z[u][i][t][h], s_row[t][h] + group + (a.zero_points - a.scales), k_scale < limit);
-#endif
-                }
-        }
-        if (++load_step == steps) {
-            load_step = 0;
-            load_tile += tile_stride;
-            if (load_tile < tiles) point_at(load_tile);
-        }
-    }
-
-    __device__ __forceinline__ u32 of_span(u32 v, int span) {
-        if constexpr (SPANS == 1) return v;
-        return __shfl_sync(~0u, v, (threadIdx.x & 28) | (span * WORDS));
-    }
-
-    // The weights of one span as operands A, and their scales.
-    __device__ __forceinline__ void unpack_span(int u, int i, int j, u32 pair[TILES][2 * WORDS][4], float scale[TILES][2]) {
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                scale[t][h] = to_float(of_span(s[u][i][t][h], j));
-#if ZEROS
-                const u32 zero = of_span(z[u][i][t][h], j);
+                const u32 zero = of_span(w.zero[t][h], first / WORDS);
                 const u32 minus_zero = negate2(zero | zero << 16);
 #endif
 #pragma unroll
-                for (int v = 0; v < WORDS; ++v) {
-                    u32 p[4];
+                for (int j = 0; j < PASS; ++j) {
+                    u32 pair[4];
 #if ZEROS
-                    unpack(w[u][i][t][h][j * WORDS + v], minus_zero, p);
+                    unpack(w.word[t][h][first + j], minus_zero, pair);
 #else
-                    unpack(w[u][i][t][h][j * WORDS + v], p);
+                    unpack(w.word[t][h][first + j], pair);
 #endif
-                    pair[t][2 * v][h] = p[0];
-                    pair[t][2 * v][2 + h] = p[1];
-                    pair[t][2 * v + 1][h] = p[2];
-                    pair[t][2 * v + 1][2 + h] = p[3];
+                    a[t][2 * j][h] = pair[0];
+                    a[t][2 * j][2 + h] = pair[1];
+                    a[t][2 * j + 1][h] = pair[2];
+                    a[t][2 * j + 1][2 + h] = pair[3];
                 }
             }
-    }
-
-    __device__ __forceinline__ void multiply(int u, int first) {
-        constexpr int BLOCK = COLUMNS * TILES > MAX_CHAINS ? (MAX_CHAINS / TILES > COLUMNS ? COLUMNS : MAX_CHAINS / TILES) : COLUMNS;
-        constexpr int SPLIT = BLOCK * TILES * UNITS < 4 && WORDS > 1 ? 2 : 1;  // accumulators for even and odd words
-        static_assert(COLUMNS % BLOCK == 0);
-        const u32 at = (first - slice_begin) * x_chunk_bytes + x_lane;
-        const unsigned char *x_word[2] = {x_shared + at, x_shared + (at ^ 64)};
 #pragma unroll
-        for (int j = 0; j < SPANS; ++j) {
-            u32 pair[UNITS][TILES][2 * WORDS][4];
-            float scale[UNITS][TILES][2];
+        for (int c0 = 0; c0 < COLUMNS; c0 += BLOCK) {
+            float sum[SPLIT][BLOCK][TILES][4] = {};
 #pragma unroll
-            for (int i = 0; i < UNITS; ++i) unpack_span(u, i, j, pair[i], scale[i]);
+            for (int j = 0; j < PASS; ++j) {
+                uint4 b[BLOCK];  // of eight tokens: k 0..7 of word `first + j`
 #pragma unroll
-            for (int c0 = 0; c0 < COLUMNS; c0 += BLOCK) {
-                float sum[UNITS][SPLIT][BLOCK][TILES][4] = {};
+                for (int c = 0; c < BLOCK; ++c)
+                    b[c] = *reinterpret_cast<const uint4 *>(
+                        ((first + j) % 2 ? x_odd : x) + (c0 + c) * 8 * 256 + (first + j) / 2 * 128);
 #pragma unroll
-                for (int v = 0; v < WORDS; ++v)
+                for (int c = 0; c < BLOCK; ++c)
 #pragma unroll
-                    for (int i = 0; i < UNITS; ++i)
+                    for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[0][c][t], a[t][2 * j], b[c].x, b[c].y);
 #pragma unroll
-                        for (int c = 0; c < BLOCK; ++c) {
-                            const int n = j * WORDS + v;
-                            const uint4 b = *reinterpret_cast<const uint4 *>(x_word[n % 2] + i * x_chunk_bytes + (c0 + c) * 2048 + n / 2 * 128);
+                for (int c = 0; c < BLOCK; ++c)
 #pragma unroll
-                            for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[i][0][c][t], pair[i][t][2 * v], b.x, b.y);
-#pragma unroll
-                            for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[i][SPLIT - 1][c][t], pair[i][t][2 * v + 1], b.z, b.w);
-                        }
-#pragma unroll
-                for (int i = 0; i < UNITS; ++i)
-#pragma unroll
-                    for (int c = 0; c < BLOCK; ++c)
-#pragma unroll
-                        for (int t = 0; t < TILES && (i == 0 || first + i < slice_end); ++t)
-#pragma unroll
-                            for (int e = 0; e < 4; ++e) {
-                                float v = sum[i][0][c][t][e];
-                                if constexpr (SPLIT == 2) v += sum[i][1][c][t][e];
-                                acc[t][c0 + c][e] += scale[i][t][e / 2] * v;
-                            }
+                    for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[SPLIT - 1][c][t], a[t][2 * j + 1], b[c].z, b[c].w);
             }
-        }
-    }
-
-    __device__ __forceinline__ void stage_x(int m0) {
-        const u32 pieces = (slice_end - slice_begin) * (CHUNK / 8);  // of one token
-        if (pieces == 0) return;
-        const u32 base = shared_address(x_shared);
-        // Blocks start at different pieces, so that not all of them ask the same part of the L2 at the same time.
-        const u32 start = (threadIdx.x + blockIdx.x / CLUSTER * 160u) % (pieces * tokens);
-        u32 t = start / pieces, p = start % pieces;
-        const u32 dt = THREADS / pieces, dp = THREADS % pieces;
-#pragma unroll 2
-        for (u32 done = threadIdx.x; done < pieces * tokens; done += THREADS) {
-            const u32 r = p % (SPAN / 8);
-            const u32 word = p % (CHUNK / 8) / (SPAN / 8) * WORDS + r % WORDS;
-            const u32 to = p / (CHUNK / 8) * x_chunk_bytes + t * 256 + (word ^ (t & 1)) * 64 + r / WORDS * 16;
-            const int k = slice_begin * CHUNK + 8 * p;
-            const bool inside = k < a.K;
-            copy_16_bytes_async(base + to, a.x + (m0 + t) * a.x_row_stride + (inside ? k : 0), inside);
-            p += dp;
-            t += dt;
-            if (p >= pieces) p -= pieces, ++t;
-            while (t >= tokens) t -= tokens;
-        }
-    }
-
-    __device__ __forceinline__ int own_feature(int tile) { return tile * ROWS + rank * OWN_ROWS + threadIdx.x % OWN_ROWS; }
-
-    // Add up and write.
-    __device__ __forceinline__ void flush(int tile, int m0, int &buffer) {
-        const int source = rank * WARPS_K + warp_k;
-        float *mine = partial + buffer * (SOURCES * TOKENS * PITCH);
-#if CLUSTER > 1
-        cluster_wait();
-#else
-        buffer ^= 1;
-#endif
 #pragma unroll
-        for (int t = 0; t < TILES; ++t)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int r = (warp_n * TILES + t) * 16 + 8 * h + row;
-#if CLUSTER > 1
-                const u32 to = map_to_rank(shared_address(mine), r / OWN_ROWS) +
-                               4 * ((source * TOKENS + 2 * quad) * PITCH + r % OWN_ROWS);
-#else
-                float *to = mine + (source * TOKENS + 2 * quad) * PITCH + r;
-#endif
-#pragma unroll
-                for (int c = 0; c < COLUMNS; ++c)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        if (8 * c + 2 * quad + e < tokens)
-#if CLUSTER > 1
-                            store_cluster(to + 4 * (8 * c + e) * PITCH, acc[t][c][2 * h + e]);
-#else
-                            to[(8 * c + e) * PITCH] = acc[t][c][2 * h + e];
-#endif
-            }
-#if CLUSTER > 1
-        __syncwarp();
-        cluster_arrive();
-        cluster_wait();
-#else
-        __syncthreads();
-#endif
-        const int r = threadIdx.x % OWN_ROWS;
-        const int n = own_feature(tile);
-        if (n < a.N) {
-            u16 *out = a.out + n;
-#pragma unroll 1
-            for (u32 t = threadIdx.x / OWN_ROWS; t < tokens; t += THREADS / OWN_ROWS) {
-                const float *from = mine + t * PITCH + r;
-                float sum = 0;
-#pragma unroll
-                for (int i = 0; i < SOURCES; ++i) sum += from[i * TOKENS * PITCH];
-                out[(m0 + t) * a.out_row_stride] = from_float(sum + to_float(bias));
-            }
-        }
-#if CLUSTER > 1
-        if (tile + tile_stride < tiles) {
-            __syncwarp();
-            cluster_arrive();
-        }
-#endif
-    }
-
-    __device__ __forceinline__ void run(unsigned char *shared) {
-        const int lane = threadIdx.x % 32;
-        quad = lane % 4;
-        row = lane / 4;
-        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same for all lanes, which the compiler cannot know
-        warp_k = warp % WARPS_K;
-        warp_n = warp / WARPS_K;
-        const int m0 = blockIdx.y * TOKENS;
-        tokens = u32(min(a.M - m0, TOKENS));
-        rank = 0;
-#if CLUSTER > 1
-        rank = cluster_rank();
-        cluster_arrive();
-#endif
-        const int chunks = (a.K + CHUNK - 1) / CHUNK;
-        slice_begin = chunks * rank / CLUSTER;
-        slice_end = chunks * (rank + 1) / CLUSTER;
-        steps = max(1, (slice_end - slice_begin + WARPS_K * UNITS - 1) / (WARPS_K * UNITS));
-        tiles = (a.N + ROWS - 1) / ROWS;
-        first_tile = blockIdx.x / CLUSTER;
-        tile_stride = gridDim.x / CLUSTER;
-        magic = a.group_size >= a.K ? 0 : (1u << 31) / u32(a.group_size / 32) + 1;
-        shift = a.group_size >= a.K ? 31 : __ffs(a.group_size / CHUNK) - 1;
-
-        load_tile = first_tile;
-        load_step = 0;
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u)
-#pragma unroll
-            for (int i = 0; i < UNITS; ++i)
+            for (int c = 0; c < BLOCK; ++c)
 #pragma unroll
                 for (int t = 0; t < TILES; ++t)
 #pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        s[u][i][t][h] = 0;
-#if ZEROS
-                        z[u][i][t][h] = 0;
-#endif
-#pragma unroll
-                        for (int j = 0; j < 4; ++j) asm volatile("" : "=r"(w[u][i][t][h][j]));
+                    for (int e = 0; e < 4; ++e) {
+                        const float both = SPLIT == 1 ? sum[0][c][t][e] : sum[0][c][t][e] + sum[SPLIT - 1][c][t][e];
+                        acc[t][c0 + c][e] += scale[t][e / 2] * both;
                     }
-        x_shared = shared;
-        x_chunk_bytes = (COLUMNS == 1 ? tokens : TOKENS) * CHUNK * 2;
-        partial = reinterpret_cast<float *>(shared + (chunks + CLUSTER - 1) / CLUSTER * x_chunk_bytes);
-        const int token = COLUMNS == 1 ? min(row, int(tokens) - 1) : row;
-        x_lane = token * 256 + (token & 1) * 64 + quad * 16;
-#if X_FIRST
-        stage_x(m0);
-#endif
-        point_at(load_tile);
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u) load(u);
-#if !X_FIRST
-        stage_x(m0);
-#endif
-        asm volatile("cp.async.wait_all;" ::: "memory");
-        __syncthreads();
-
-        int tile = first_tile, step = 0, buffer = 0;
-        clear(tile);
-        while (true) {
-#pragma unroll
-            for (int u = 0; u < DEPTH; ++u) {
-                const int chunk = slice_begin + (warp_k + step * WARPS_K) * UNITS;
-                if (chunk < slice_end) multiply(u, chunk);
-                load(u);
-                if (++step == steps) {
-                    flush(tile, m0, buffer);
-                    tile += tile_stride;
-                    if (tile >= tiles) return;
-                    step = 0;
-                    clear(tile);
-                }
-            }
         }
     }
+}
 
-    __device__ __forceinline__ void clear(int tile) {
-        bias = 0;  // positive zero in both dtypes
-        if (a.bias) load_half(bias, a.bias + own_feature(tile), own_feature(tile) < a.N);
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-#pragma unroll
-            for (int c = 0; c < COLUMNS; ++c)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) acc[t][c][e] = 0;
+// Copy the block's slice of x, [tokens][k_begin .. k_begin + 128 * chunks), into the order that multiply_chunk reads.
+// 64 threads walk along a token; 16-byte piece p of it is k = 8p.
+__device__ __forceinline__ void stage_x(
+    u32 to, u32 chunk_bytes, const u16 *x, long long row_stride, int tokens, int k_begin, int chunks, int K) {
+    const u32 piece = threadIdx.x % 16;  // in its chunk; the same in every turn
+    const u32 in_span = piece % (SPAN / 8);
+    const u32 quad = in_span / WORDS, word = piece / (SPAN / 8) * WORDS + in_span % WORDS;
+    for (int token = threadIdx.x / 64; token < tokens; token += THREADS / 64) {
+        const u32 place = to + token * 256 + (word ^ (token & 1)) * 64 + quad * 16;
+        const u16 *from = x + token * row_stride;
+#pragma unroll 2
+        for (int chunk = threadIdx.x % 64 / 16; chunk < chunks; chunk += 4) {
+            const int k = k_begin + chunk * CHUNK + 8 * piece;
+            copy_16_bytes_async(place + chunk * chunk_bytes, from + (k < K ? k : 0), k < K);
+        }
     }
-};
+}
 
 extern "C" __global__ void
 #if CLUSTER > 1
@@ -415,29 +253,157 @@ __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(THREADS, MIN_BLOCKS)
 w4a16_skinny(
-    const u16 *x, const u32 *qweight, const u16 *scales,
+    const u16 *x,               // [M, K]
+    const u32 *qweight,         // [N, ceil(K / 8)], k8x
+    const u16 *scales,          // [N, num_groups]
 #if ZEROS
-    const u16 *zero_points,
+    const u16 *zero_points,     // [N, num_groups]
 #endif
-    const u16 *bias, u16 *out, int M, int N, int K, int group_size, long long x_row_stride,
-    long long qweight_row_stride, long long scales_row_stride, long long out_row_stride) {
+    const u16 *bias,            // [N] or null
+    u16 *out,                   // [M, N]
+    int M, int N, int K,
+    int group_size,             // K where one group is all of K
+    long long x_row_stride, long long qweight_row_stride, long long scales_row_stride, long long out_row_stride) {
     extern __shared__ uint4 shared[];
-    const Arguments arguments = {
-        x, qweight, scales,
+    const int row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler cannot see
+    const int warp_k = warp % WARPS_K, warp_n = warp / WARPS_K;
+    const int m0 = blockIdx.y * TOKENS;
+    const int tokens = min(M - m0, TOKENS);
+    int rank = 0;
+#if CLUSTER > 1
+    rank = cluster_rank();
+    cluster_arrive_without_stores();  // "I have started, and my buffer is free": waited for before the first store to a peer
+#endif
+
+    // K in chunks: first over the cluster, one slice a block, then over the warps in turn.
+    const int chunks = (K + CHUNK - 1) / CHUNK;
+    const int slice_begin = chunks * rank / CLUSTER, slice_end = chunks * (rank + 1) / CLUSTER;
+    const int first_chunk = slice_begin + warp_k;
+    u32 groups;
+    if (SPAN == 128)
+        groups = group_size >= K ? 31 : __ffs(group_size / CHUNK) - 1;
+    else
+        groups = group_size >= K ? 0 : (1u << 31) / u32(group_size / 32) + 1;
+    long long zeros_from_scales = 0;
 #if ZEROS
-        zero_points,
+    zeros_from_scales = zero_points - scales;
+#endif
+
+    const u32 chunk_bytes = 256 * (COLUMNS == 1 ? tokens : TOKENS);
+    unsigned char *x_shared = reinterpret_cast<unsigned char *>(shared);
+    float *sums = reinterpret_cast<float *>(x_shared + (chunks + CLUSTER - 1) / CLUSTER * chunk_bytes);
+    // Columns of tokens that are not there repeat another's or hold anything: no column reaches another's result.
+    const int token = COLUMNS == 1 ? min(row, tokens - 1) : row;
+    const u32 x_lane = token * 256 + (token & 1) * 64 + quad * 16;
+
+    const int tiles = (N + ROWS - 1) / ROWS;
+    const int tile_stride = gridDim.x / CLUSTER;
+    const int first_tile = blockIdx.x / CLUSTER;
+#pragma unroll 1
+    for (int tile = first_tile; tile < tiles; tile += tile_stride) {
+        Rows rows;
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                // Past N the last row is read again and dropped when written. Strides of a weight fit 32 bits.
+                const u32 n = min(tile * ROWS + (warp_n * TILES + t) * 16 + 8 * h + row, N - 1);
+                rows.weights[t][h] = qweight + u64(n) * u32(qweight_row_stride) + WORDS * quad;
+                rows.scales[t][h] = scales + u64(n) * u32(scales_row_stride);
+            }
+
+        // DEPTH chunks are on their way at any time: a ring of registers, each place at a fixed unrolled position.
+        Weights ring[DEPTH];
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    // Not loaded means not past K, where x is zero: any word will do, a scale must be finite.
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) asm volatile("" : "=r"(ring[d].word[t][h][j]));
+                    ring[d].scale[t][h] = 0;
+#if ZEROS
+                    ring[d].zero[t][h] = 0;
+#endif
+                }
+            load_chunk(ring[d], rows, first_chunk + d * WARPS_K, slice_end, K, groups, zeros_from_scales);
+        }
+
+        // The output feature that this thread adds up and writes; its bias is fetched now.
+        const int own = tile * ROWS + rank * OWN_ROWS + threadIdx.x % OWN_ROWS;
+        u32 own_bias = 0;  // zero in both dtypes
+        load_half(own_bias, bias + own, bias != nullptr && own < N);
+
+        if (tile == first_tile) {
+            stage_x(shared_address(x_shared), chunk_bytes, x + m0 * x_row_stride, x_row_stride, tokens,
+                    slice_begin * CHUNK, slice_end - slice_begin, K);
+            wait_for_copies();
+            __syncthreads();
+        }
+
+        float acc[TILES][COLUMNS][4] = {};
+#pragma unroll 1
+        for (int chunk0 = first_chunk; chunk0 < slice_end; chunk0 += DEPTH * WARPS_K) {
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d) {
+                const int chunk = chunk0 + d * WARPS_K;
+                if (chunk < slice_end) {
+                    const u32 at = (chunk - slice_begin) * chunk_bytes + x_lane;
+                    multiply_chunk(acc, ring[d], x_shared + at, x_shared + (at ^ 64));
+                    load_chunk(ring[d], rows, chunk + DEPTH * WARPS_K, slice_end, K, groups, zeros_from_scales);
+                }
+            }
+        }
+
+        // Each warp stores its sums where they are added up: in this block, or in the one that owns the row.
+        const int source = rank * WARPS_K + warp_k;
+#if CLUSTER > 1
+        cluster_wait();
+#endif
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int r = (warp_n * TILES + t) * 16 + 8 * h + row;
+                u32 to = shared_address(sums);
+#if CLUSTER > 1
+                to = map_to_rank(to, r / OWN_ROWS);
+#endif
+                to += 4 * ((source * TOKENS + 2 * quad) * PITCH + r % OWN_ROWS);
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        if (8 * c + 2 * quad + e < tokens)
+                            store_float(to + 4 * (8 * c + e) * PITCH, acc[t][c][2 * h + e]);
+            }
+#if CLUSTER > 1
+        cluster_arrive();
+        cluster_wait();
 #else
-        nullptr,
+        __syncthreads();
 #endif
-        bias, out, M, N, K, group_size, x_row_stride, qweight_row_stride, scales_row_stride, out_row_stride};
-    unsigned char *bytes = reinterpret_cast<unsigned char *>(shared);
-    if (group_size >= K || (group_size % 128 == 0 && (group_size & (group_size - 1)) == 0)) {
-        Skinny<128>(arguments).run(bytes);
-#ifndef ONLY_128
-    } else if (group_size % 64 == 0) {
-        Skinny<64>(arguments).run(bytes);
-    } else {
-        Skinny<32>(arguments).run(bytes);
+
+        // Add in the order of the sources: the same bits on every run. One rounding, after the bias.
+        if (own < N) {
+#pragma unroll 1
+            for (int t = threadIdx.x / OWN_ROWS; t < tokens; t += THREADS / OWN_ROWS) {
+                const float *from = sums + t * PITCH + threadIdx.x % OWN_ROWS;
+                float sum = 0;
+#pragma unroll
+                for (int i = 0; i < SOURCES; ++i) sum += from[i * TOKENS * PITCH];
+                out[(m0 + t) * out_row_stride + own] = from_float(sum + to_float(own_bias));
+            }
+        }
+        if (tile + tile_stride < tiles) {
+#if CLUSTER > 1
+            cluster_arrive();
+#else
+            __syncthreads();
 #endif
+        }
     }
 }
