@@ -1,21 +1,27 @@
-"""W4A16 GEMM in layout k8x: C[M,N] = x[M,K] @ ((q - z) * s)[N,K]^T + bias, for NVIDIA sm80+ and AMD RDNA3 and RDNA4.
+"""W4A16 GEMM in layout k8x, for NVIDIA sm80 and later and AMD RDNA3 and RDNA4.
+
+C[M,N] = x[M,K] @ ((q - z) * s)[N,K]^T + bias
 
   x, out      fp16 or bf16, row-major, any row stride
   qweight     int32 [N, ceil(K/8)]: word j of a row holds k = 8j .. 8j+7, value i at bit 4*(i//2) + 16*(i%2)
-  scales      [N, ceil(K/group_size)] in the dtype of x; zero_points likewise, real-valued, or None (then z = 8)
+  scales      [N, ceil(K/group_size)] in the dtype of x
+  zero_points like scales, real-valued, or None at compile time: then z = 8
   bias        [N] in the dtype of x, or a null pointer
-Grid (ceil(M/BLOCK_M) * ceil(N/BLOCK_N), 1, 1): y and z end at 65535 blocks. Strides count elements; every row offset
-is 64 bits wide. Accumulates in fp32 and rounds once.
+
+Grid (ceil(M/BLOCK_M) * ceil(N/BLOCK_N), 1, 1), since y and z end at 65535 blocks. Strides count elements;
+every row offset is 64 bits wide. Accumulates in fp32 and rounds once.
 
 How it is laid out
-- The product is computed transposed, out^T = W @ x^T. Tensor cores take their left operand from registers, so the
-  weights go from packed words to the matrix unit without a trip through shared memory; only x is staged there.
-- A fragment of the left operand gives each of four neighbouring lanes one pair (k, k+1) out of every eight k. Layout
-  k8x stores just such a pair in one nibble position of both halves of a word: all four lanes read the same word (a
-  broadcast), each shifts by its own 4*pair, and one mask yields a half2. Viewed as [BLOCK_N, words, 4 pairs, 2] the
-  unpacked tile has that register layout already, so the compiler inserts no conversion.
-- Decode (M <= 16) is bound by reading qweight once, prefill by the matrix unit and, on Hopper, by shared memory: every
-  64 rows of W re-read the staged x.
+- The product is computed transposed, out^T = W @ x^T. Tensor cores take their left operand from registers, so
+  the weights go from packed words to the matrix unit without a trip through shared memory; only x is staged.
+- On NVIDIA a fragment of the left operand gives each of four neighbouring lanes one pair (k, k+1) out of
+  eight k. Layout k8x stores just such a pair in one nibble position of both halves of a word: all four
+  lanes read the same word (a broadcast), each shifts it by its own 4*pair, and one mask yields two halves.
+  Seen as [BLOCK_N, words, 4 pairs, 2] the unpacked tile has that register layout already, so the compiler
+  inserts no conversion. On RDNA a lane holds whole words of one row, which is the same view with the pairs
+  in registers.
+- Decode (M <= 16) is bound by reading qweight once. Prefill is bound by the matrix unit and, on Hopper, by
+  shared memory: every 64 rows of W read the staged x again.
 """
 
 import triton
@@ -31,7 +37,7 @@ def w4a16_gemm(
     BLOCK_N: tl.constexpr,  # rows of qweight per block
     BLOCK_K: tl.constexpr,  # a multiple of 8
     GROUP_M: tl.constexpr,  # tiles of M that are worked on together
-    SCALE_WEIGHTS: tl.constexpr,  # True: (q - z) * s is rounded to the dtype of x; False: the fp32 sum of a tile is scaled
+    SCALE_WEIGHTS: tl.constexpr,  # round (q - z) * s to the dtype of x; else scale a tile's sum in fp32
     SCALES: tl.constexpr,  # columns of scales per tile, each for BLOCK_K / SCALES consecutive k
     UNROLL: tl.constexpr,  # tiles per turn of the main loop
     RDNA: tl.constexpr,  # unpack with AMD's instructions
@@ -52,8 +58,9 @@ def w4a16_gemm(
     scale_row = scales + n_read * scales_row_stride
     zero_row = zero_points + n_read * scales_row_stride if HAS_ZERO else scale_row
 
-    # Groups are counted, not divided out: one integer division costs as much as unpacking eight words. Either a group
-    # spans whole tiles or a tile spans whole groups; only the floor, with a scale per word, takes what fits neither.
+    # Groups are counted, not divided out: one integer division costs as much as unpacking eight words. Either
+    # a group spans whole tiles or a tile spans whole groups; only the floor, with a scale per word, takes
+    # what fits neither.
     last_group = (K - 1) // group_size
     tiles_per_group = tl.maximum(group_size // BLOCK_K, 1)
     groups_per_tile = tl.maximum(BLOCK_K // group_size, 1)
@@ -70,8 +77,9 @@ def w4a16_gemm(
     for tile in tl.range(full_tiles, loop_unroll_factor=UNROLL):
         words = tl.load(word_tile + tile * (BLOCK_K // 8))
         x_part = tl.load(x_tile + tile * BLOCK_K)
-        # The next tile's scales are on their way while this tile is multiplied: the pipeliner copies only loads of
-        # 4 bytes and more ahead of time. Past the last tile the clamped group keeps the address inside the row.
+        # The next tile's scales are on their way while this tile is multiplied: the pipeliner copies only
+        # loads of 4 bytes and more ahead of time. Past the last tile the clamped group keeps the address
+        # inside the row.
         if SCALES == BLOCK_K // 8:
             group = ((tile + 1) * BLOCK_K + column) // group_size
         else:
@@ -88,8 +96,8 @@ def w4a16_gemm(
         acc = _accumulate(acc, w, x_part, scale, SCALE_WEIGHTS)
         scale, column_scale, zero = next_scale, next_column_scale, next_zero
 
-    # K tail. Padding nibbles are real numbers that may even overflow, so they are cleared after the arithmetic; x is
-    # not read past K, where a neighbour's NaN may lie.
+    # K tail. Padding nibbles are real numbers that may even overflow, so they are cleared after the
+    # arithmetic; x is not read past K, where a neighbour's NaN may lie.
     k_left = K - full_tiles * BLOCK_K
     if k_left > 0:
         words = tl.load(word_tile + full_tiles * (BLOCK_K // 8), mask=(8 * word < k_left)[None, :], other=0)
@@ -106,9 +114,11 @@ def w4a16_gemm(
 
 @triton.jit
 def _tile_of_block(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Tile (m, n) of this block: GROUP_M tiles of M side by side, so that blocks in flight share rows of both operands
-    in the L2 cache."""
-    tiles_m = (M - 1) // BLOCK_M + 1  # not M + BLOCK_M - 1: that passes 2^31 for the largest M
+    """Tile (m, n) of this block.
+
+    GROUP_M tiles of M run side by side: the blocks in flight then find rows of both operands in the L2 cache.
+    """
+    tiles_m = (M - 1) // BLOCK_M + 1  # not M + BLOCK_M - 1, which passes 2^31 for the largest M
     tiles_n = (N - 1) // BLOCK_N + 1
     block = tl.program_id(0)
     first_m = block // (GROUP_M * tiles_n) * GROUP_M
@@ -119,10 +129,11 @@ def _tile_of_block(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: 
 
 @triton.jit
 def _scales(scale_row, zero_row, tile_group, group, SCALE_WEIGHTS: tl.constexpr, HAS_ZERO: tl.constexpr):
-    """Load what a tile needs of scales and zero points: one scale a row for the sum, or SCALES columns for weights.
+    """Scales and zero points of a tile: one scale a row for its sum, or SCALES columns for its weights.
 
-    SCALES is at least threads / BLOCK_N even where all columns hold the same group: below one element per thread the
-    compiler repeats the load for every register that wants the value instead of sharing it through shared memory.
+    SCALES is at least threads / BLOCK_N, even where all columns fall into one group: with fewer elements than
+    threads the compiler repeats the load for every register that wants the value (up to 64 loads a thread
+    were seen) instead of sharing it through shared memory.
     """
     scale = 0.0 if SCALE_WEIGHTS else tl.load(scale_row + tile_group)
     column_scale = tl.load(scale_row[:, None] + group[None, :]) if SCALE_WEIGHTS else 0.0
@@ -137,9 +148,13 @@ def _unpack(
 ):  # fmt: skip
     """Packed words [BLOCK_N, BLOCK_K/8] -> q - z or (q - z) * s, [BLOCK_N, BLOCK_K] in `dtype`.
 
-    A nibble ORed into the low mantissa bits of 1024.0 (fp16: ten bits, 0x6400) or 128.0 (bf16: seven bits, 0x4300) is
-    the number 1024 + q or 128 + q. Taking the base off is exact; so is taking off base + 8 at once. A real zero point
-    is a second subtraction, with one rounding, because base + z would not be exact.
+    A nibble ORed into the low mantissa bits of 1024.0 (fp16: ten bits, 0x6400) or 128.0 (bf16: seven bits,
+    0x4300) is the number 1024 + q or 128 + q. Taking the base off is exact; so is taking off base + 8 at
+    once. A real zero point is a second subtraction, with one rounding, because base + z would not be exact.
+
+    NVIDIA's compiler packs two halves to an instruction by itself. RDNA's does not, so there fp16 is done in
+    inline assembly; and RDNA has no bf16 arithmetic, so bf16 is widened to fp32 (a shift or a mask) and cut
+    back to its upper 16 bits, after adding half a unit where that rounds.
     """
     BLOCK_N: tl.constexpr = words.shape[0]
     BLOCK_K: tl.constexpr = words.shape[1] * 8
@@ -197,12 +212,14 @@ def _twice(half):
 
 @triton.jit
 def _packed_add(a, b):
-    return tl.inline_asm_elementwise("v_pk_add_f16 $0, $1, $2", "=v,v,v", [a, b], tl.int32, is_pure=True, pack=1)
+    assembly: tl.constexpr = "v_pk_add_f16 $0, $1, $2"
+    return tl.inline_asm_elementwise(assembly, "=v,v,v", [a, b], tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
 def _packed_multiply(a, b):
-    return tl.inline_asm_elementwise("v_pk_mul_f16 $0, $1, $2", "=v,v,v", [a, b], tl.int32, is_pure=True, pack=1)
+    assembly: tl.constexpr = "v_pk_mul_f16 $0, $1, $2"
+    return tl.inline_asm_elementwise(assembly, "=v,v,v", [a, b], tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit

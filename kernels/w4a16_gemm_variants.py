@@ -1,7 +1,7 @@
 """Which specialisations of the Triton W4A16 GEMM are built for each arch, and when each is taken.
 
-A tile becomes one variant per dtype, with and without zero points. Bias, M, N, K, strides and the group size are
-run-time arguments: they cost nothing measurable there, and each would double the build.
+A tile becomes one variant per dtype, with and without zero points. Bias, M, N, K, strides and the group
+size are arguments: they cost little at run time, and each would multiply the build.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ WARP_SIZE = 32  # on all of them
 
 TRITON_DTYPE = {"float16": "fp16", "bfloat16": "bf16"}
 
-# What 16-byte accesses need: pointers in bytes, strides in elements, K and N so that a mask never cuts an access.
+# What 16-byte accesses need: pointers in bytes, strides in elements, K and N so that a mask never cuts an
+# access.
 ALIGNED = {
     "x": 16, "qweight": 16, "out": 16,
     "x_row_stride": 8, "qweight_row_stride": 4, "out_row_stride": 8,
@@ -31,9 +32,9 @@ ALIGNED_CONDITIONS = ("alignment % 16 == 0", "K % 8 == 0", "N % 8 == 0")
 class Tile:
     """One shape of work for a block.
 
-    With `scale_weights` the weights are scaled before the product, one column of scales per `narrowest_group` values
-    of k, so that one variant takes every group from there up. Without, a tile lies in one group and its sum is scaled
-    in float32: one rounding less, and a second set of accumulators.
+    With `scale_weights` the weights are scaled before the product, with a column of scales for each
+    `narrowest_group` values of k, so that one variant takes every group from there up. Without, a tile lies
+    in one group and its sum is scaled in float32: one rounding less, but a second set of accumulators.
     """
 
     block_m: int
@@ -89,7 +90,7 @@ class TileRule:
 def variants(arch: str) -> list[TritonVariant]:
     """The rows to build for `arch`: each tile of its rules once per dtype, with and without zero points."""
     tiles = dict.fromkeys(tile for rule in _rules(arch) for tile in rule.tiles)
-    return [_variant(arch, tile, dtype, zero_points) for tile in tiles for dtype, zero_points in tile.kinds]
+    return [_variant(arch, tile, *kind) for tile in tiles for kind in tile.kinds]
 
 
 def policy(arch: str) -> list[PolicyRow]:
@@ -97,7 +98,7 @@ def policy(arch: str) -> list[PolicyRow]:
     return [
         PolicyRow(
             rule.when,
-            tuple(_name(tile, dtype, zero_points) for tile in rule.tiles for dtype, zero_points in tile.kinds),
+            tuple(_name(tile, *kind) for tile in rule.tiles for kind in tile.kinds),
             rule.origin,
         )
         for rule in _rules(arch)
@@ -111,9 +112,11 @@ def _name(tile: Tile, dtype: str, zero_points: bool) -> str:
 def _variant(arch: str, tile: Tile, dtype: str, zero_points: bool) -> TritonVariant:
     pointer = f"*{TRITON_DTYPE[dtype]}"
     signature = {
-        "x": pointer, "qweight": "*i32", "scales": pointer, "zero_points": pointer, "bias": pointer, "out": pointer,
+        "x": pointer, "qweight": "*i32", "scales": pointer, "zero_points": pointer, "bias": pointer,
+        "out": pointer,
         "M": "i32", "N": "i32", "K": "i32", "group_size": "i32",
-        "x_row_stride": "i64", "qweight_row_stride": "i64", "scales_row_stride": "i64", "out_row_stride": "i64",
+        "x_row_stride": "i64", "qweight_row_stride": "i64", "scales_row_stride": "i64",
+        "out_row_stride": "i64",
     }  # fmt: skip
     constexprs: dict[str, object] = {
         "BLOCK_M": tile.block_m,
@@ -157,10 +160,8 @@ def _rules(arch: str) -> list[TileRule]:
 
 def _cut(*tiles: Tile) -> tuple[Tile, ...]:
     """Each tile, then its siblings for groups narrower than its K, wider ones first."""
-    siblings = [
-        replace(tile, block_k=block_k) for block_k in (128, 64, 32) for tile in tiles if block_k <= tile.block_k
-    ]
-    return tuple(dict.fromkeys(siblings))
+    cuts = (replace(tile, block_k=k) for k in (128, 64, 32) for tile in tiles if k <= tile.block_k)
+    return tuple(dict.fromkeys(cuts))
 
 
 def _weights(block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int = 2) -> Tile:
@@ -168,7 +169,10 @@ def _weights(block_m: int, block_n: int, block_k: int, num_warps: int, num_stage
 
 
 def _last(block_k: int) -> list[TileRule]:
-    """What every arch ends with: tiles that assume no alignment, then the floor: a scale per word, so any group."""
+    """What every arch ends with.
+
+    Tiles that assume no alignment, and the floor: a scale per word, for any group.
+    """
     small = replace(_weights(32, 64, block_k, 4), aligned=False)
     large = replace(_weights(64, 128, block_k, 8), aligned=False)
     floor = Tile(32, 64, 32, 4, scale_weights=True, narrowest_group=8, aligned=False)
@@ -205,14 +209,15 @@ _GFX1151_ORIGIN = "table for gfx1151, not measured here"
 _GFX1151_EXACT = [
     TileRule(f"M <= 128 and group_size == {group_size} and K == {K} and N == {N}", (tile,), _GFX1151_ORIGIN)
     for group_size, K, N, tile in (
-        (32, 2048, 6144, Tile(128, 32, 32, 4, 4)),
-        (32, 2048, 2048, Tile(128, 32, 32, 4, 4)),
-        (32, 2048, 16384, Tile(128, 32, 32, 4, 4)),
+        (32, 2048, 6144, _weights(128, 32, 32, 4, 4)),
+        (32, 2048, 2048, _weights(128, 32, 32, 4, 4)),
+        (32, 2048, 16384, _weights(128, 32, 32, 4, 4)),
         (32, 8192, 2048, Tile(128, 64, 32, 8, 2)),
-        (128, 4096, 6144, Tile(128, 64, 128, 8, 1)),
-        (128, 4096, 4096, Tile(128, 32, 128, 4, 1)),
-        (128, 4096, 24576, Tile(64, 32, 128, 2, 1)),
-        (128, 12288, 4096, Tile(128, 64, 128, 8, 1)),
+        # The table has 128 for the K of these; our kernel would spill there.
+        (128, 4096, 6144, Tile(128, 64, 64, 8, 1)),
+        (128, 4096, 4096, Tile(128, 32, 64, 4, 1)),
+        (128, 4096, 24576, Tile(64, 32, 64, 2, 1)),
+        (128, 12288, 4096, Tile(128, 64, 64, 8, 1)),
     )
 ]
 _FP16 = ("float16",)
@@ -245,7 +250,8 @@ _GFX1151 = [
     ),
 ]
 
-# The PTX of these ran on an H200, which has sm80's matrix instructions: the order of tiles there is the prediction.
+# The PTX of these ran on an H200, which has sm80's matrix instructions: the order of tiles there is the
+# prediction.
 _SM80_ORIGIN = "predicted from sm80 code on NVIDIA H200, not measured on sm80"
 _SM80_SMALL = (Tile(16, 64, 128, 4, 4), _weights(16, 64, 64, 4, 4))
 _SM80_NARROW = _weights(64, 64, 64, 4, 3)
@@ -258,8 +264,9 @@ _SM80 = [
     TileRule("M > 256", (_weights(128, 128, 32, 4, 4),), _SM80_ORIGIN),
 ]
 
-# Medians over (K, N) = 4096x4096, 4096x28672, 14336x4096, 2560x6144, 576x1536 and M = 1 .. 4096. Where scaling the sum
-# is within 5 % of scaling the weights, it is taken for its accuracy. `_weights` siblings serve narrower groups.
+# Medians over (K, N) = 4096x4096, 4096x28672, 14336x4096, 2560x6144, 576x1536 and M = 1 .. 4096. Where
+# scaling the sum is within 5 % of scaling the weights, it is taken for its accuracy. `_weights` siblings
+# serve narrower groups.
 _SM90_ORIGIN = "measured on NVIDIA H200"
 _16X64 = _weights(16, 64, 64, 4, 6)
 _64X64 = _weights(64, 64, 64, 4, 4)
@@ -281,7 +288,7 @@ _SM90 = [
         (f"K < 1024 or {_TILES_256X128} < 96", (_128X128,)),
         (
             f"{_TILES_256X128} > multiprocessor_count and 2 * {_TILES_256X128} <= 3 * multiprocessor_count",
-            (_128X128,),  # one and a half waves of the larger tile would leave half the device idle in the second
+            (_128X128,),  # between one wave and one and a half: a second wave half empty
         ),
         ("M <= 2048", (_weights(256, 128, 64, 8, 4),)),
         ("M > 2048", (_weights(256, 128, 64, 8, 3),)),

@@ -6,7 +6,6 @@ import itertools
 import re
 
 import pytest
-
 from gristmill.device import NOMINAL_DEVICES, PACKS_FOR_ARCH
 from gristmill.formula import Formula
 from gristmill.kernels.w4a16_gemm_variants import ARCHES, policy, variants
@@ -55,7 +54,8 @@ def manifest(arch: str) -> Manifest:
 
 
 def problems():
-    for M, N, K, group_size, alignment in itertools.product(SIZES_M, SIZES_N, SIZES_K, GROUP_SIZES, ALIGNMENTS):
+    sizes = itertools.product(SIZES_M, SIZES_N, SIZES_K, GROUP_SIZES, ALIGNMENTS)
+    for M, N, K, group_size, alignment in sizes:
         yield M, N, K, resolve_group_size(group_size, K), alignment
 
 
@@ -96,7 +96,8 @@ def test_every_problem_resolves(manifest: Manifest, arch: str, dtype: str, zero_
         problem = Problem("w4a16_gemm", M, N, K, group_size, dtype, zero_points, False, alignment)
         chosen = select(problem, device, manifest)
         row = rows[chosen.entry.name]
-        width = row.constexprs["BLOCK_K"] // (row.constexprs["SCALES"] if row.constexprs["SCALE_WEIGHTS"] else 1)
+        scales = row.constexprs["SCALES"] if row.constexprs["SCALE_WEIGHTS"] else 1
+        width = row.constexprs["BLOCK_K"] // scales
         assert group_size % width == 0 or group_size >= K, (problem, row.name)
         assert not row.divisibility or alignment % 16 == 0, (problem, row.name)
 

@@ -1,7 +1,7 @@
 """Numerics of the Triton W4A16 GEMM, run as Python by Triton's interpreter, against a float64 reference.
 
-TRITON_INTERPRET is read when triton is imported, so the cases run in one child process, which is this file as a
-program; the tests read its answers.
+TRITON_INTERPRET is read when triton is imported, so the cases run in one child process, which is this file
+as a program; the tests read its answers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def cases() -> list[Case]:
             M, N, (zero_points, bias) = next(sizes_m), next(sizes_n), next(flags)
             unroll, rdna = 1 + len(rows) % 2, len(rows) % 3 == 0
             block = (16, 32, block_k)
-            rows.append(Case(M, N, K, group_size, dtype, zero_points, bias, block, scale_weights, scales, unroll, rdna))
+            way = (block, scale_weights, scales, unroll, rdna)
+            rows.append(Case(M, N, K, group_size, dtype, zero_points, bias, *way))
     for zero_points, scale_weights in itertools.product((False, True), (False, True)):
         large = (zero_points, True, (32, 64, 64), scale_weights)
         rows.append(Case(33, 136, 576, 64, "float16", *large, 1))
@@ -70,7 +71,10 @@ def cases() -> list[Case]:
 
 
 def ways(group_size: int) -> list[tuple[int, bool, int]]:
-    """BLOCK_K, SCALE_WEIGHTS and SCALES to try: the floor for any group, else a tile in a group and groups in a tile."""
+    """BLOCK_K, SCALE_WEIGHTS and SCALES.
+
+    A tile in one group, groups in one tile, and the floor for any group.
+    """
     floor = (32, True, 4)
     return {
         32: [(32, False, 1), (128, True, 4), floor],
@@ -103,8 +107,8 @@ def test_overflow_gives_infinity(answers: dict[str, dict]) -> None:
 
 
 def teach_bfloat16() -> None:
-    """Give the interpreter bfloat16 arithmetic: it keeps such tensors as raw uint16, adds and multiplies the bits,
-    and truncates where the hardware rounds to nearest even."""
+    """Give the interpreter bfloat16 arithmetic: it keeps such tensors as raw uint16, adds and multiplies the
+    bits, and truncates where the hardware rounds to nearest even."""
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def widen(handle):
@@ -151,17 +155,29 @@ def pack(q: np.ndarray, garbage: np.random.Generator) -> np.ndarray:
 
 
 @triton.jit
+def halves(pair):
+    low = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    return low, (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def joined(low, high):
+    low = low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return low | (high.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit
 def packed_add(a, b):
-    low = (a & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True) + (b & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-    high = (a >> 16).to(tl.int16).to(tl.float16, bitcast=True) + (b >> 16).to(tl.int16).to(tl.float16, bitcast=True)
-    return low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF | (high.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    a_low, a_high = halves(a)
+    b_low, b_high = halves(b)
+    return joined(a_low + b_low, a_high + b_high)
 
 
 @triton.jit
 def packed_multiply(a, b):
-    low = (a & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True) * (b & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-    high = (a >> 16).to(tl.int16).to(tl.float16, bitcast=True) * (b >> 16).to(tl.int16).to(tl.float16, bitcast=True)
-    return low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF | (high.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    a_low, a_high = halves(a)
+    b_low, b_high = halves(b)
+    return joined(a_low * b_low, a_high * b_high)
 
 
 @triton.jit
@@ -233,7 +249,8 @@ def answer(case: Case) -> dict:
     u, tiny = UNIT_ROUNDOFF[case.dtype], SMALLEST_SUBNORMAL[case.dtype]
     roundings = 1 + case.zero_points + case.scale_weights
     bound = (roundings * u + K * 2.0**-24) * magnitude + tiny * (1 + np.abs(a).sum(axis=1, keepdims=True))
-    return {"worst_error_over_bound": float((np.abs(result - reference) / bound).max()), "untouched": untouched}
+    worst = float((np.abs(result - reference) / bound).max())
+    return {"worst_error_over_bound": worst, "untouched": untouched}
 
 
 def overflow() -> dict:
