@@ -1,7 +1,7 @@
 """Reading AMD code objects (hsaco): what the build writes into a manifest, and what the emulator loads.
 
-Sources: LLVM, "User Guide for AMDGPU Backend" (ELF header flags, kernel descriptor, metadata note of code object
-version 5 and 6). Nothing here depends on a GPU or on the emulator.
+Sources: LLVM, "User Guide for AMDGPU Backend" (ELF header flags, kernel descriptor, metadata note of code
+object version 5 and 6). Nothing here depends on a GPU or on the emulator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Instructions as text, in the syntax of LLVM's assembler.
 
-For messages, and for the check of the decoder: this text, assembled again by LLVM, must give back the same bytes.
+For messages, and for the check of the decoder: this text, assembled again by LLVM, must give back the same
+bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def text(instruction: Instruction) -> str:
     return instruction.name if writer is None else writer(instruction)
 
 
-# -- operands ---------------------------------------------------------------------------------------------------------
+# -- operands --------------------------------------------------------------------------------------------
 
 
 def _registers(instruction: Instruction, field: str) -> int:
@@ -82,7 +83,7 @@ def _join(name: str, operands: list[str], modifiers: list[str] | tuple = ()) -> 
     return " ".join([line, *modifiers])
 
 
-# -- scalar -----------------------------------------------------------------------------------------------------------
+# -- scalar ----------------------------------------------------------------------------------------------
 
 
 def _sop(instruction: Instruction) -> str:
@@ -149,7 +150,7 @@ def _smem(instruction: Instruction) -> str:
     return _join(name, operands, modifiers)
 
 
-# -- vector -----------------------------------------------------------------------------------------------------------
+# -- vector ----------------------------------------------------------------------------------------------
 
 _HALF_BY_SUFFIX = ["VOP1", "VOP2", "VOPC"]
 
@@ -265,7 +266,8 @@ def _source_fields(instruction: Instruction) -> list[str]:
 
 
 def _op_sel(instruction: Instruction) -> list[str]:
-    """op_sel where it is not already in the register names: halves of registers that are 32 bits to the assembler."""
+    """op_sel where it is not already in the register names: halves of registers that are 32 bits to the
+    assembler."""
     bits = instruction.get("opsel")
     if not bits:
         return []
@@ -334,7 +336,7 @@ def _vopd(instruction: Instruction) -> str:
     return " :: ".join(halves)
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------------
 
 
 def _cache(instruction: Instruction, kind: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Machine code to instructions, for RDNA3/3.5 (gfx11) and RDNA4 (gfx12).
 
-Field layouts and opcode names come from tinygrad's tables, which are generated from AMD's machine-readable ISA. The
-choice of format is made here: tinygrad's own chooser leaves out buffer instructions and DPP8.
+Field layouts and opcode names come from tinygrad's tables, which are generated from AMD's machine-readable
+ISA. The choice of format is made here: tinygrad's own chooser leaves out buffer instructions and DPP8.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def generation(arch: str) -> str:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One decoded instruction. `fields` are the raw bit fields; register numbers are 0-127 scalar, 256-511 vector."""
+    """One decoded instruction. `fields` are the raw bit fields; register numbers are 0-127 scalar, 256-511
+    vector."""
 
     address: int
     raw: bytes

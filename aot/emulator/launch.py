@@ -209,7 +209,8 @@ def _hidden(info: KernelInfo, kind: str, grid: tuple, block: tuple, dynamic_shar
         raise LaunchError(
             f"{info.name}: asks for {kind}: generic pointers to LDS or scratch are not emulated"
         )
-    return 0  # buffers for printf, host calls, malloc and the like, which a kernel of ours must not touch: null faults
+    # Buffers for printf, host calls, malloc and the like: null, so that touching one faults.
+    return 0
 
 
 def _dispatch_packet(
@@ -226,8 +227,8 @@ def _dispatch_packet(
 
 
 def _initial_waves(
-    kernel: Kernel, machine: Machine, first: int, blocks: int, waves_per_block: int, grid: tuple, block: tuple,
-    pointers: dict[str, int],
+    kernel: Kernel, machine: Machine, first: int, blocks: int, waves_per_block: int,
+    grid: tuple, block: tuple, pointers: dict[str, int],
 ) -> Waves:  # fmt: skip
     """Registers as the command processor sets them: user and system SGPRs, work-item ids, exec."""
     info, descriptor = kernel.info, kernel.info.descriptor

@@ -1,7 +1,7 @@
 """The device's global memory: allocations at fake 48-bit addresses, with gaps between them that fault.
 
-An allocation is a NumPy byte array, either our own or the caller's (`map`). Addresses are never those of the host,
-so that a kernel which reads a stray pointer is caught instead of crashing the process.
+An allocation is a NumPy byte array, either our own or the caller's (`map`). Addresses are never those of the
+host, so that a kernel which reads a stray pointer is caught instead of crashing the process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeviceMemory:
         self._allocations: list[Allocation] = []
         self._last: Allocation | None = None
 
-    # -- host side ----------------------------------------------------------------------------------------------
+    # -- host side ---------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, name: str = "", read_only: bool = False) -> int:
         """Reserve `nbytes`, filled with poison, and return the address."""
@@ -60,8 +60,8 @@ class DeviceMemory:
     def map(self, array: np.ndarray, name: str = "", read_only: bool = False) -> int:
         """Expose the caller's array without a copy: stores of a kernel are seen in it.
 
-        The array must be C-contiguous. The device address has the low bits of the host's, so that an array which is
-        misaligned on the host is so for the kernel.
+        The array must be C-contiguous. The device address has the low bits of the host's, so that an array
+        which is misaligned on the host is so for the kernel.
         """
         if not array.flags.c_contiguous:
             raise ValueError(f"map: {name or 'array'} must be C-contiguous, strides are {array.strides}")
@@ -114,10 +114,11 @@ class DeviceMemory:
         )
         return address
 
-    # -- device side --------------------------------------------------------------------------------------------
+    # -- device side -------------------------------------------------------------------------------------
 
     def load_scalar(self, address: int, dwords: int) -> np.ndarray:
-        """Dwords of one scalar load. The hardware drops the two lowest address bits; a kernel that needs that is wrong."""
+        """Dwords of one scalar load. The hardware drops the two lowest address bits; a kernel that needs that
+        is wrong."""
         if address & 3:
             raise AlignmentError(
                 f"scalar load of {dwords} dwords at {address:#x}, which is not a multiple of 4"
@@ -127,7 +128,8 @@ class DeviceMemory:
         return allocation.data[start : start + 4 * dwords].view(np.uint32)
 
     def load(self, addresses: np.ndarray, unit: int, count: int) -> np.ndarray:
-        """Gather `count` units of `unit` bytes (1, 2 or 4) from each address; uint32 array [count, len(addresses)]."""
+        """Gather `count` units of `unit` bytes (1, 2 or 4) from each address; uint32 array [count,
+        len(addresses)]."""
         out = np.empty((count, addresses.size), np.uint32)
         for allocation, which in self._split(addresses, unit * count, "load"):
             self._check_alignment(addresses[which], unit, "load")
@@ -137,7 +139,8 @@ class DeviceMemory:
         return out
 
     def store(self, addresses: np.ndarray, values: np.ndarray, unit: int) -> None:
-        """Scatter values [count, len(addresses)] of `unit` bytes each; a later lane wins where two write one address."""
+        """Scatter values [count, len(addresses)] of `unit` bytes each; a later lane wins where two write one
+        address."""
         for allocation, which in self._split(addresses, unit * len(values), "store"):
             if allocation.read_only:
                 lane = int(np.arange(addresses.size)[which][0])

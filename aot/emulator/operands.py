@@ -1,11 +1,14 @@
-"""Source operands, resolved when an instruction is compiled: what remains at run time is one list index or a constant.
+"""Source operands, resolved when an instruction is compiled: what remains at run time is one list index or a
+constant.
 
 A source is read as bit patterns or integers of one of these kinds:
 
-    b32 u32 f32  uint32       i32  int32        (f32, f16, bf16 are bit patterns, as `float_formats` takes them)
+    b32 u32 f32  uint32       i32  int32
     b16 u16 f16 bf16  uint16  i16  int16
     b64 u64  uint64           i64  int64        f64  float64
     mask  bool [waves, 32], a scalar register read as one bit per lane
+
+(f32, f16 and bf16 are bit patterns, as `float_formats` takes them)
 
 in the shape [waves, 32], or one that broadcasts to it ([waves, 1] for a scalar register, () for a constant).
 """

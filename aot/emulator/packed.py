@@ -1,7 +1,7 @@
 """VOP3P: packed 16-bit math, mixed-precision fma, dot products and WMMA.
 
-op_sel and op_sel_hi say which half of each source feeds the low and the high result; neg and neg_hi negate them. For mixed
-fma, op_sel_hi says that a source is f16, op_sel which half of it.
+op_sel and op_sel_hi say which half of each source feeds the low and the high result; neg and neg_hi negate
+them. For mixed fma, op_sel_hi says that a source is f16, op_sel which half of it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _select(instruction: Instruction) -> pm.Select:
 
 
 def _operand(instruction: Instruction, field: str, kind: str, limits: RegisterLimits) -> Source:
-    """A packed operand as a whole register. A constant is a 32-bit value: for f16 and bf16 a float constant is one in the
-    low half and zero in the high one, an integer constant is sign-extended."""
+    """A packed operand as a whole register. A constant is a 32-bit value: for f16 and bf16 a float constant
+    is one in the low half and zero in the high one, an integer constant is sign-extended."""
     code = instruction[field]
     if kind in ("f16", "bf16") and 240 <= code <= 248:
         value = np.array(constant_bits(code, kind, None), np.uint32)
@@ -114,9 +114,7 @@ def _mix_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMode)
         if is_half and select.op_sel >> i & 1 and constant_bits(code, "f32", instruction.literal) is not None:
             raise UnimplementedInstruction("the high half of a constant in a mixed-precision fma")
         sources.append(_operand(instruction, f"src{i}", "f16" if is_half else "f32", limits))
-    used = [
-        _HALF_BITS[select.op_sel >> i & 1] if select.op_sel_hi >> i & 1 else ALL_BITS for i in range(3)
-    ]
+    used = [_HALF_BITS[select.op_sel >> i & 1] if select.op_sel_hi >> i & 1 else ALL_BITS for i in range(3)]
     fields = {
         "op_sel": select.op_sel,
         "op_sel_hi": select.op_sel_hi,
@@ -222,7 +220,7 @@ def _finish(
     return step
 
 
-# -- WMMA -------------------------------------------------------------------------------------------------------------
+# -- WMMA ------------------------------------------------------------------------------------------------
 
 
 def _wmma_step(instruction: Instruction, limits: RegisterLimits) -> Step:
@@ -322,8 +320,8 @@ def _check_replicated(st: Waves, x: np.ndarray, y: np.ndarray, all_defined: bool
 
 
 def _wmma_poison(st: Waves, a: range, b: range, c: range, d: range, gfx11: bool) -> list[np.ndarray]:
-    """Undefined lanes of each register of D, uint32 [waves, 32]: an undefined row of A or column of B spoils the row or
-    column of D, an undefined element of C its own."""
+    """Undefined lanes of each register of D, uint32 [waves, 32]: an undefined row of A or column of B spoils
+    the row or column of D, an undefined element of C its own."""
 
     def lanes(n: int) -> np.ndarray:
         shadow = st.shadow[n]

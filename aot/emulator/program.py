@@ -1,7 +1,7 @@
 """A kernel's code, compiled block by block into closures as execution reaches it.
 
-A basic block is a run of instructions that only its end can leave. What ends it is described by `Exit`: the scheduler decides
-what that means for groups of waves.
+A basic block is a run of instructions that only its end can leave. What ends it is described by `Exit`: the
+scheduler decides what that means for groups of waves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .decode import Instruction, decode, generation
-from .errors import UndecodableInstruction, UnimplementedInstruction, UninitialisedRead
+from .errors import RegisterError, UndecodableInstruction, UnimplementedInstruction, UninitialisedRead
 from .float_formats import FloatMode
 from .memory_ops import (
     compile_buffer,
@@ -41,9 +41,12 @@ from .waves import EXEC, SCC, VCC, Waves
 
 _NO_EFFECT = {
     "s_nop", "s_sleep", "s_clause", "s_delay_alu", "s_setprio", "s_sendmsg", "s_icache_inv", "s_version",
-    "s_set_inst_prefetch_distance", "s_ttracedata", "s_ttracedata_imm", "s_singleuse_vdst", "v_nop", "s_wakeup",
-    "s_waitcnt", "s_waitcnt_depctr", "s_wait_idle", "s_wait_event", "s_wait_alu", "s_wait_loadcnt", "s_wait_storecnt",
-    "s_wait_samplecnt", "s_wait_bvhcnt", "s_wait_expcnt", "s_wait_dscnt", "s_wait_kmcnt", "s_wait_loadcnt_dscnt",
+    "s_set_inst_prefetch_distance", "s_ttracedata", "s_ttracedata_imm", "s_singleuse_vdst",
+    "v_nop", "s_wakeup",
+    "s_waitcnt", "s_waitcnt_depctr", "s_wait_idle", "s_wait_event", "s_wait_alu",
+    "s_wait_loadcnt", "s_wait_storecnt",
+    "s_wait_samplecnt", "s_wait_bvhcnt", "s_wait_expcnt", "s_wait_dscnt",
+    "s_wait_kmcnt", "s_wait_loadcnt_dscnt",
     "s_wait_storecnt_dscnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt",
 }  # fmt: skip
 _SIGNAL_WORKGROUP = 193  # operand -1: the barrier of the whole block
@@ -68,7 +71,8 @@ class Exit:
 
 @dataclass
 class Block:
-    """One basic block. `lane_only`: it writes nothing but active lanes, so that running it with exec 0 is running nothing."""
+    """One basic block. `lane_only`: it writes nothing but active lanes, so that running it with exec 0 is
+    running nothing."""
 
     index: int
     address: int
@@ -80,7 +84,8 @@ class Block:
 
 
 class Program:
-    """The code from one entry point. MODE is known when a block is compiled, so a block exists once per MODE."""
+    """The code from one entry point. MODE is known when a block is compiled, so a block exists once per
+    MODE."""
 
     def __init__(self, arch: str, text: bytes, text_address: int, entry: int, code_bytes: int, vgprs: int):
         self.generation = generation(arch)
@@ -143,7 +148,7 @@ class Program:
                 break
             try:
                 step = compile_step(instruction, self.limits, float_mode)
-            except UnimplementedInstruction as error:
+            except (UnimplementedInstruction, RegisterError) as error:
                 step = _raiser(error)
             if step is not None:
                 steps.append(step)
@@ -318,7 +323,8 @@ def _store_link(st: Waves, d: int, address: int) -> None:
 
 
 def _writes_lanes_only(instruction: Instruction) -> bool:
-    """Whether the instruction changes active lanes and memory behind them, and nothing of the wave as a whole."""
+    """Whether the instruction changes active lanes and memory behind them, and nothing of the wave as a
+    whole."""
     if instruction.format in ("GLOBAL", "FLAT", "SCRATCH", "DS", "BUFFER", "VOPD"):
         return True
     if instruction.format in ("VOP1", "VOP2", "VOP3"):
@@ -348,7 +354,8 @@ def classify(instruction: Instruction) -> str:
     if form == "VOP3P":
         return "wmma" if name.startswith("v_wmma") else "vop3p"
     by_format = {
-        "SMEM": "smem", "DS": "lds", "GLOBAL": "global", "FLAT": "global", "SCRATCH": "scratch", "BUFFER": "buffer",
+        "SMEM": "smem", "DS": "lds", "GLOBAL": "global", "FLAT": "global", "SCRATCH": "scratch",
+        "BUFFER": "buffer",
         "VOPD": "vopd",
     }  # fmt: skip
     if form in by_format:

@@ -1,9 +1,10 @@
 """The scalar ALU: SOP1, SOP2, SOPC and SOPK, except what changes the program counter.
 
-A row of the table gives kinds, the function, and the rule for SCC: None (kept), "nonzero" (of the result), or "returned" (the
-function gives it as a second value).
+A row of the table gives kinds, the function, and the rule for SCC: None (kept), "nonzero" (of the result), or
+"returned" (the function gives it as a second value).
 
-Source: AMD RDNA3, RDNA3.5 and RDNA4 instruction set architecture reference guides, SALU instruction descriptions.
+Source: AMD RDNA3, RDNA3.5 and RDNA4 instruction set architecture reference guides, SALU instruction
+descriptions.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _op(
         OPS[name] = ScalarOp(result, tuple(sources.split()), compute, scc, **more)
 
 
-# -- moves, selections, logic -----------------------------------------------------------------------------------------
+# -- moves, selections, logic ----------------------------------------------------------------------------
 
 _op("s_mov_b32", "b32", "b32", lambda a: a, poison=_same)
 _op("s_mov_b64", "b64", "b64", lambda a: a)
@@ -93,7 +94,7 @@ _op("s_and_not0_wrexec_b32", "b32", "b32 exec", lambda a, e: ~a & e, "nonzero", 
 _op("s_not_b32", "b32", "b32", lambda a: ~a, "nonzero", poison=_same)
 _op("s_not_b64", "b64", "b64", lambda a: ~a, "nonzero")
 
-# -- shifts and bit fields --------------------------------------------------------------------------------------------
+# -- shifts and bit fields -------------------------------------------------------------------------------
 
 _op(
     "s_lshl_b32", "b32", "u32 u32", lambda a, b: a << (b & U32(31)), "nonzero",
@@ -165,7 +166,7 @@ def _quads(a):
     return (a | a >> U32(1) | a >> U32(2) | a >> U32(3)) & U32(0x11111111)
 
 
-# -- arithmetic -------------------------------------------------------------------------------------------------------
+# -- arithmetic ------------------------------------------------------------------------------------------
 
 
 def _carry(total):
@@ -239,11 +240,21 @@ _op("s_mul_hi_i32", "i32", "i32 i32", lambda a, b: (_wide(a) * b >> I64(32)).ast
 _op("s_add_nc_u64", "b64", "u64 u64", lambda a, b: a + b)
 _op("s_sub_nc_u64", "b64", "u64 u64", lambda a, b: a - b)
 _op("s_mul_u64", "b64", "u64 u64", lambda a, b: a * b)
-for _n in range(1, 5):
+
+
+def _shift_and_add(places: int) -> None:
+    shift = U64(places)
     _op(
-        f"s_lshl{_n}_add_u32", "b32", "u32 u32",
-        lambda a, b, n=U64(_n): _carry((a.astype(U64) << n) + b), "returned",
-    )  # fmt: skip
+        f"s_lshl{places}_add_u32",
+        "b32",
+        "u32 u32",
+        lambda a, b: _carry((a.astype(U64) << shift) + b),
+        "returned",
+    )
+
+
+for _places in range(1, 5):
+    _shift_and_add(_places)
 _op("s_min_i32", "i32", "i32 i32", lambda a, b: (np.minimum(a, b), a < b), "returned")
 _op("s_max_i32", "i32", "i32 i32", lambda a, b: (np.maximum(a, b), a >= b), "returned")
 _op("s_min_u32", "b32", "u32 u32", lambda a, b: (np.minimum(a, b), a < b), "returned")
@@ -251,10 +262,11 @@ _op("s_max_u32", "b32", "u32 u32", lambda a, b: (np.maximum(a, b), a >= b), "ret
 _op("s_abs_i32", "i32", "i32", lambda a: np.where(a < 0, -a, a), "nonzero")
 _op("s_absdiff_i32", "i32", "i32 i32", lambda a, b: np.abs(_wide(a) - b).astype(U32).view(I32), "nonzero")
 
-# -- comparisons ------------------------------------------------------------------------------------------------------
+# -- comparisons -----------------------------------------------------------------------------------------
 
 _TESTS = {
-    "eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal
+    "eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal, 
+    "lt": np.less, "le": np.less_equal,
 }  # fmt: skip
 for _name, _test in _TESTS.items():
     _op(f"s_cmp_{_name}_i32", None, "i32 i32", _test, "result")
@@ -267,7 +279,7 @@ _op("s_bitcmp1_b32", None, "u32 u32", lambda a, b: a >> (b & U32(31)) & U32(1) !
 _op("s_bitcmp0_b64", None, "u64 u32", lambda a, b: a >> (b & U32(63)).astype(U64) & U64(1) == 0, "result")
 _op("s_bitcmp1_b64", None, "u64 u32", lambda a, b: a >> (b & U32(63)).astype(U64) & U64(1) != 0, "result")
 
-# -- scalar float (RDNA3.5 and RDNA4) ---------------------------------------------------------------------------------
+# -- scalar float (RDNA3.5 and RDNA4) --------------------------------------------------------------------
 
 
 def _moded(names: str, result: str | None, sources: str, compute: Callable, scc: str | None = None) -> None:
@@ -319,7 +331,7 @@ for _name, _test in _FLOAT_TESTS.items():
     _float_compare(_name, _test)
 
 
-# -- compiling --------------------------------------------------------------------------------------------------------
+# -- compiling -------------------------------------------------------------------------------------------
 
 
 def compile_scalar(
@@ -435,6 +447,7 @@ def _row(st: Waves, undefined: np.ndarray | None) -> np.ndarray | None:
 def _undefined_exec(st: Waves, undefined: np.ndarray) -> UninitialisedRead:
     wave = int(np.flatnonzero(np.broadcast_to(undefined, (st.count,)))[0])
     return UninitialisedRead(
-        f"the exec mask depends on a register that was never written (undefined bits {int(np.ravel(undefined)[0]):#010x})",
+        "the exec mask depends on a register that was never written "
+        f"(undefined bits {int(np.ravel(undefined)[0]):#010x})",
         block=int(st.block[wave]), wave=int(st.wave[wave]),
     )  # fmt: skip

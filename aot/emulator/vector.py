@@ -1,7 +1,7 @@
 """Compiling a vector ALU instruction to a closure over its resolved operands.
 
-A closure takes the group of waves, computes on all its lanes and writes the active ones. What an inactive lane computes is
-thrown away, so no fault may come from it.
+A closure takes the group of waves, computes on all its lanes and writes the active ones. What an inactive
+lane computes is thrown away, so no fault may come from it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _dual_half(instruction: Instruction, half: str, limits: RegisterLimits, mode
     return _bind(op, sources, mode), sources, op, Writer(destination - VECTOR, op.result, False)
 
 
-# -- sources ----------------------------------------------------------------------------------------------------------
+# -- sources ---------------------------------------------------------------------------------------------
 
 
 def split_half(code: int, kind: str, instruction: Instruction, position: int) -> tuple[int, bool]:
@@ -178,7 +178,8 @@ def _sources(instruction: Instruction, op: VectorOp, limits: RegisterLimits) -> 
         sources.append(
             source(
                 code, kind, instruction, limits, high=high,
-                negate=bool(flips and negate >> position & 1), absolute=bool(flips and absolute >> position & 1),
+                negate=bool(flips and negate >> position & 1),
+                absolute=bool(flips and absolute >> position & 1),
             )
         )  # fmt: skip
     return sources
@@ -263,7 +264,7 @@ def _as_unsigned(value: np.ndarray) -> np.ndarray:
     return value.astype(np.uint32) if value.dtype.itemsize == 2 else value.view(np.uint32)
 
 
-# -- results ----------------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------------
 
 
 class Writer:
@@ -366,7 +367,7 @@ def _mask_step(destination: int, compute: Compute, sources: list[Source]) -> Ste
     return step
 
 
-# -- carries ----------------------------------------------------------------------------------------------------------
+# -- carries ---------------------------------------------------------------------------------------------
 
 
 def _add_carry(a, b, carry):
@@ -404,7 +405,8 @@ def _carry_poison(values, undefined):
 
 
 _NO_CARRY = np.uint64(0)
-_CARRY_OPS = {  # name: (kinds of the sources, kind of the result, function of the sources giving result and carry)
+# name: (kinds of the sources, kind of the result, function of the sources that gives result and carry)
+_CARRY_OPS = {
     "v_add_co_u32": ("u32 u32", "u32", lambda a, b: _add_carry(a, b, _NO_CARRY)),
     "v_sub_co_u32": ("u32 u32", "u32", lambda a, b: _sub_borrow(a, b, np.int64(0))),
     "v_subrev_co_u32": ("u32 u32", "u32", lambda a, b: _sub_borrow(b, a, np.int64(0))),
@@ -433,8 +435,9 @@ def compile_carry(instruction: Instruction, limits: RegisterLimits, mode: FloatM
         instruction.get("src2", VCC),
     ]
     sources = [
-        mask_source(c) if k == "mask" else source(c, k, instruction, limits) for c, k in zip(codes, kinds, strict=False)
-    ]  # fmt: skip
+        mask_source(c) if k == "mask" else source(c, k, instruction, limits)
+        for c, k in zip(codes[: len(kinds)], kinds, strict=True)
+    ]
     op = VectorOp(result, tuple(kinds), function, poison=_carry_poison)
     write = _writer(instruction, op, limits)
     watched = tuple({n for s in sources for n in s.registers} | set(write.registers))
@@ -459,7 +462,7 @@ def is_carry(instruction: Instruction) -> bool:
     return instruction.name in _CARRY_OPS
 
 
-# -- lanes ------------------------------------------------------------------------------------------------------------
+# -- lanes -----------------------------------------------------------------------------------------------
 
 
 def check_lanes(st: Waves, read_inactive: np.ndarray, how: str) -> None:
@@ -538,6 +541,10 @@ def dpp_move(instruction: Instruction) -> Callable[[np.ndarray, np.ndarray], cro
         "bound_ctrl": bool(instruction["bc"]),
         "fetch_inactive": bool(instruction["fi"]),
     }
+    try:
+        cross_lane.dpp16(np.zeros((1, 32), np.uint32), np.ones((1, 32), bool), instruction["dpp"], **control)
+    except cross_lane.UnknownLaneMove as error:
+        raise UnimplementedInstruction(str(error)) from None
     return lambda values, lanes: cross_lane.dpp16(values, lanes, instruction["dpp"], **control)
 
 

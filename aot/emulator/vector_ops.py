@@ -1,12 +1,13 @@
 """What each vector ALU instruction computes: one row of a table per mnemonic, over kinds of `operands`.
 
-A row gives the kind of the result, the kinds of the sources, and a pure function of NumPy arrays. Functions of `float_formats`
-take the wave's FloatMode last; such rows are marked `moded`. How operands are fetched and results written is the business of
-`vector`.
+A row gives the kind of the result, the kinds of the sources, and a pure function of NumPy arrays. Functions
+of `float_formats` take the wave's FloatMode last; such rows are marked `moded`. How operands are fetched and
+results written is the business of `vector`.
 
-Where an instruction only moves or masks bits, the row also has a function that says which bits of the result are undefined,
-given the values and the undefined bits of the sources: compilers build a register out of halves, of which one is often not
-written yet. For all other rows an undefined bit anywhere makes the whole result undefined.
+Where an instruction only moves or masks bits, the row also has a function that says which bits of the result
+are undefined, given the values and the undefined bits of the sources: compilers build a register out of
+halves, of which one is often not written yet. For all other rows an undefined bit anywhere makes the whole
+result undefined.
 
 Source: AMD RDNA3 and RDNA4 instruction set architecture reference guides, VALU instruction descriptions.
 """
@@ -29,7 +30,8 @@ F16, F32, F64 = np.float16, np.float32, np.float64
 
 @dataclass(frozen=True)
 class VectorOp:
-    """One row. `accumulates`: the destination is also the last source. `saturating`: the function used with the clamp bit."""
+    """One row. `accumulates`: the destination is also the last source. `saturating`: the function used with
+    the clamp bit."""
 
     result: str
     sources: tuple[str, ...]
@@ -52,7 +54,7 @@ def _moded(names: str, result: str, sources: str, compute: Callable, **more: obj
     _op(names, result, sources, compute, moded=True, **more)
 
 
-# -- moves and bits ---------------------------------------------------------------------------------------------------
+# -- moves and bits --------------------------------------------------------------------------------------
 
 _same = lambda values, undefined: undefined[0]  # noqa: E731
 _either = lambda values, undefined: undefined[0] | undefined[1]  # noqa: E731
@@ -230,7 +232,8 @@ _op(
 
 
 def _perm(a, b, select):
-    """Four bytes picked from {a, b}: 0-3 of b, 4-7 of a, 8-11 the sign of a 16-bit word spread, 12 zero, above ones."""
+    """Four bytes picked from {a, b}: 0-3 of b, 4-7 of a, 8-11 the sign of a 16-bit word spread, 12 zero,
+    above ones."""
     if np.size(select) == 1 and _plain_selector(int(np.ravel(select)[0])):
         return _perm_bytes(a, b, int(np.ravel(select)[0]))
     both = (a.astype(U64) << U64(32)) | b
@@ -348,7 +351,7 @@ _op(
 )
 _BELOW = (U32(1) << np.arange(32, dtype=U32)) - U32(1)  # bits of the lanes below each lane
 
-# -- integers ---------------------------------------------------------------------------------------------------------
+# -- integers --------------------------------------------------------------------------------------------
 
 
 def _saturated(low, high, dtype):
@@ -486,7 +489,7 @@ _op("v_cvt_i32_i16", "i32", "i16", lambda a: a.astype(I32))
 _op("v_pack_b32_f16", "b32", "f16 f16", ff.pack_halves, poison=lambda v, u: u[0] | u[1] << U32(16))
 _op("v_sad_u32", "b32", "u32 u32 u32", lambda a, b, c: np.where(a > b, a - b, b - a) + c)
 
-# -- float arithmetic -------------------------------------------------------------------------------------------------
+# -- float arithmetic ------------------------------------------------------------------------------------
 
 
 def _neg32(x):
@@ -621,7 +624,7 @@ _moded("v_cvt_f32_f64", "f32", "f64", ff.encode_f32)
 _op("v_cvt_i32_f64", "i32", "f64", lambda a: _f64_to_integer(a, -(2.0**31), 2.0**31 - 1, I32))
 _op("v_cvt_u32_f64", "u32", "f64", lambda a: _f64_to_integer(a, 0, 2.0**32 - 1, U32))
 
-# -- division helpers -------------------------------------------------------------------------------------------------
+# -- division helpers ------------------------------------------------------------------------------------
 
 
 def _div_fixup(p, denominator, numerator, mode):
@@ -651,10 +654,11 @@ _moded(
     accumulates=True,
 )
 
-# -- comparisons ------------------------------------------------------------------------------------------------------
+# -- comparisons -----------------------------------------------------------------------------------------
 
 _INTEGER_TESTS = {
-    "lt": np.less, "eq": np.equal, "le": np.less_equal, "gt": np.greater, "ne": np.not_equal, "lg": np.not_equal,
+    "lt": np.less, "eq": np.equal, "le": np.less_equal, "gt": np.greater,
+    "ne": np.not_equal, "lg": np.not_equal,
     "ge": np.greater_equal,
 }  # fmt: skip
 _FLOAT_TESTS = {
@@ -707,7 +711,8 @@ def _class_f32(a, tests):
     normal = (exponent != 0) & (exponent != 255)
     quiet = fraction & U32(0x400000) != 0
     classes = [
-        nan & ~quiet, nan & quiet, infinite & negative, normal & negative, denormal & negative, zero & negative,
+        nan & ~quiet, nan & quiet, infinite & negative, normal & negative, denormal & negative,
+        zero & negative,
         zero & ~negative, denormal & ~negative, normal & ~negative, infinite & ~negative,
     ]  # fmt: skip
     result = False

@@ -1,12 +1,13 @@
 """The registers of a group of waves that stand at one program counter.
 
-A vector register is uint32 [waves, 32], a scalar one uint32 [waves]. Every instruction runs on the whole group; waves
-that branch apart are split into groups of their own, and joined when they meet again.
+A vector register is uint32 [waves, 32], a scalar one uint32 [waves]. Every instruction runs on the whole
+group; waves that branch apart are split into groups of their own, and joined when they meet again.
 
-Uninitialised values. `shadow[n]` belongs to register n (0-127 scalar, 256 and up vector): None when every bit of it is
-defined, else a mask of its shape with a 1 for every undefined bit. Almost all registers are None almost always, so the
-tracking costs one comparison per operand. Values flow through the ALU with their shadows; what is an error is a
-decision taken on an undefined bit: an address, a branch, an exec mask, a value stored to memory.
+Uninitialised values. `shadow[n]` belongs to register n (0-127 scalar, 256 and up vector): None when every bit
+of it is defined, else a mask of its shape with a 1 for every undefined bit. Almost all registers are None
+almost always, so the tracking costs one comparison per operand. Values flow through the ALU with their
+shadows; what is an error is a decision taken on an undefined bit: an address, a branch, an exec mask, a value
+stored to memory.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Waves:
         self._exec_known = False
         self._mask: np.ndarray | None = None
 
-    # -- exec -----------------------------------------------------------------------------------------------------
+    # -- exec --------------------------------------------------------------------------------------------
 
     def exec_written(self) -> None:
         self._exec_known = False
@@ -110,12 +111,13 @@ class Waves:
         mask = self.mask
         return np.ones((self.count, LANES), bool) if mask is None else mask
 
-    # -- shadows --------------------------------------------------------------------------------------------------
+    # -- shadows -----------------------------------------------------------------------------------------
 
     def set_shadow(
         self, n: int, bits: np.ndarray | None, lanes: np.ndarray | None, written: np.uint32 = ALL_BITS
     ) -> None:
-        """Vector register `n` got a value whose undefined bits are `bits`, in `lanes` (None: all), bits `written`."""
+        """Vector register `n` got a value whose undefined bits are `bits`, in `lanes` (None: all), bits
+        `written`."""
         old = self.shadow[n]
         if old is None and bits is None:
             return
@@ -149,7 +151,8 @@ class Waves:
         if bad.any():
             wave, lane = (int(i) for i in np.argwhere(bad)[0])
             raise UninitialisedRead(
-                f"{what} v{n - VECTOR} was never written (undefined bits {int(shadow[wave, lane] & bits):#010x})",
+                f"{what} v{n - VECTOR} was never written "
+                f"(undefined bits {int(shadow[wave, lane] & bits):#010x})",
                 block=int(self.block[wave]),
                 wave=int(self.wave[wave]),
                 lane=lane,
@@ -166,7 +169,7 @@ class Waves:
                 wave=int(self.wave[wave]),
             )
 
-    # -- groups ---------------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------------
 
     def take(self, which: np.ndarray) -> Waves:
         """A new group with the waves that `which` selects (bool or index array)."""
