@@ -1,8 +1,8 @@
 """One C++ variant -> one cubin, without a GPU: by NVRTC from PyPI, or by an nvcc when asked for.
 
-The kernels include no vendor header, so NVRTC alone will do: it gets the source and our headers as text and sees no
-folder of this machine. An nvcc runs in the source's folder and sees relative names. Either way the same sources,
-macros, target and compiler give the same bytes.
+The kernels include no vendor header, so NVRTC alone will do: it gets the source and our headers as text and
+sees no folder of this machine. An nvcc runs in the source's folder and sees relative names. Either way the
+same sources, macros, target and compiler give the same bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gristmill.aot.compile_triton import CompiledObject
 from gristmill.aot.cxx_sources import headers, macros, source_digests, source_file
 from gristmill.aot.errors import BuildError, CompileError, ToolchainError
 from gristmill.aot.targets import Target
+from gristmill.aot.toolchain import INSTALL
 from gristmill.kernels.variant import CxxVariant
 from gristmill.manifest import Argument
 
@@ -70,7 +71,7 @@ def compile_variant(variant: CxxVariant, target: Target, nvcc: str | None = None
 
 
 def key_facts(variant: CxxVariant, target: Target) -> dict[str, object]:
-    """All that the object depends on, NVRTC being the compiler: what its key in the build cache is made of."""
+    """All that the object depends on when NVRTC makes it: what its key in the build cache is made of."""
     return {
         "target": target.arch,
         "source": variant.source,
@@ -100,7 +101,7 @@ def _bindings() -> Any:
         from cuda.bindings import nvrtc
     except (ImportError, importlib.metadata.PackageNotFoundError) as error:
         raise ToolchainError(
-            f"compiling CUDA kernels needs {NVRTC_PACKAGE} and cuda-bindings ({error}); run: pip install 'gristmill[build]'"
+            f"compiling CUDA kernels needs {NVRTC_PACKAGE} and cuda-bindings ({error}); run: {INSTALL}"
         ) from None
     return nvrtc
 
@@ -110,14 +111,16 @@ def _by_nvrtc(variant: CxxVariant, options: tuple[str, ...]) -> bytes:
     source = source_file(variant)
     included = {name: path.read_bytes() for name, path in headers(source).items()}
     names, texts = [name.encode() for name in included], list(included.values())
-    program = _nvrtc_call("nvrtcCreateProgram", source.read_bytes(), source.name.encode(), len(names), texts, names)
+    program = _nvrtc_call(
+        "nvrtcCreateProgram", source.read_bytes(), source.name.encode(), len(names), texts, names
+    )
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = bytes(_nvrtc_call("nvrtcGetProgramLogSize", program))
         nvrtc.nvrtcGetProgramLog(program, log)
         if int(status):
             words = log.rstrip(b"\0\n").decode(errors="replace") or _nvrtc_text(status)
-            raise CompileError(f"{variant.name}: {variant.source} does not compile for {options[0]}:\n{words}")
+            raise CompileError(f"{variant.name}: {variant.source} does not compile\n{words}")
         code = bytes(_nvrtc_call("nvrtcGetCUBINSize", program))
         _nvrtc_call("nvrtcGetCUBIN", program, code)
     finally:
@@ -146,7 +149,7 @@ def _nvrtc_version() -> str:
 def _find_nvcc(nvcc: str) -> str:
     found = shutil.which(nvcc)
     if found is None:
-        raise ToolchainError(f"no nvcc {nvcc!r}; install the CUDA toolkit, or build without it: pip install 'gristmill[build]'")
+        raise ToolchainError(f"no nvcc {nvcc!r}; install the CUDA toolkit, or build without it: {INSTALL}")
     return found
 
 
@@ -154,11 +157,13 @@ def _by_nvcc(variant: CxxVariant, options: tuple[str, ...], nvcc: str) -> bytes:
     source = source_file(variant)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         out = Path(folder) / "kernel.cubin"
-        command = [nvcc, "--cubin", *options, "--include-path", "../include", "--output-file", str(out), source.name]
-        done = subprocess.run(command, cwd=source.parent, capture_output=True, text=True)
+        files = ("--include-path", "../include", "--output-file", str(out), source.name)
+        done = subprocess.run(
+            [nvcc, "--cubin", *options, *files], cwd=source.parent, capture_output=True, text=True
+        )
         if done.returncode:
             words = (done.stdout + done.stderr).strip()
-            raise CompileError(f"{variant.name}: {variant.source} does not compile for {options[0]}:\n{words}")
+            raise CompileError(f"{variant.name}: {variant.source} does not compile\n{words}")
         return out.read_bytes()
 
 
@@ -167,5 +172,6 @@ def _nvcc_version(nvcc: str) -> str:
     done = subprocess.run([nvcc, "--version"], capture_output=True, text=True)
     found = re.search(r"V(\d+\.\d+\.\d+)", done.stdout)
     if done.returncode or found is None:
-        raise ToolchainError(f"{nvcc} --version says {(done.stdout + done.stderr).strip()[-200:]!r}, not a version")
+        words = (done.stdout + done.stderr).strip()[-200:]
+        raise ToolchainError(f"{nvcc} --version says {words!r}, not a version")
     return found[1]

@@ -1,4 +1,4 @@
-"""The C++ kernel sources behind a variant: where they are, what they include, and the macros that specialise them."""
+"""The C++ sources behind a variant: where they are, what they include, which macros specialise them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def source_digests(variant: CxxVariant) -> Mapping[str, str]:
     path = source_file(variant)
     files = {path, *headers(path).values()}
     return {
-        file.relative_to(CSRC).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)
+        file.relative_to(CSRC).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
     }
 
 

@@ -13,8 +13,8 @@ SOURCE = "csrc/cuda/w4a16_skinny.cu"
 DTYPE_SUFFIX = {"float16": "fp16", "bfloat16": "bf16"}
 KINDS = tuple((dtype, zero_points) for dtype in DTYPE_SUFFIX for zero_points in (False, True))
 
-# k of which all lanes of a row share one group -> the group sizes it is right for. With 128 the kernel finds the group
-# by a shift; with 64 and 32 by a multiplication that is exact below K = 2^20.
+# k of which all lanes of a row share one group -> the group sizes it is right for. With 128 the kernel finds
+# the group by a shift; with 64 and 32 by a multiplication that is exact below K = 2^20.
 SPANS = {
     128: "group_size >= K or (group_size % 128 == 0 and 4096 % group_size == 0)",
     64: "group_size % 64 == 0 and K < 1048576",
@@ -33,7 +33,7 @@ PREDICTED = "predicted from the same source on NVIDIA H200"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a block and a cluster divide the work; it becomes a variant per span, dtype, with and without zero points."""
+    """How the work is divided; it becomes a variant per span and dtype, with and without zero points."""
 
     tokens: int  # per block
     tiles: int  # of 16 output features per warp
@@ -158,8 +158,9 @@ def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVaria
     )
 
 
-# M <= 8. Whole K in a block for wide layers, which have blocks enough; else K over a cluster, which also divides what
-# each multiprocessor has to copy of x. ONE holds its registers down to 64, so that 32 warps hide each other's waiting.
+# M <= 8. Whole K in a block for wide layers, which have blocks enough; else K over a cluster, which also
+# divides what each multiprocessor has to copy of x. ONE keeps its registers down to 64: 32 warps hide each
+# other's waiting.
 ONE = Shape(8, 1, 2, 8, depth=2, min_blocks=2)
 TWO = Shape(8, 2, 4, 2, depth=2, cluster=2, min_blocks=2)
 TWO_DEEP = Shape(8, 1, 4, 4, depth=4, cluster=2)

@@ -20,6 +20,7 @@
 //            loads are in flight; but no warp issues each cycle, which takes several warps with independent work.
 //   mma      8 per 8 tokens; at 8 cycles each the tensor core takes 64 at M = 8, 256 at M = 32, and binds above.
 #include "k8x_mma.h"
+#include "ptx.h"
 
 constexpr int CHUNK = 128;                     // k per step of a warp: four lanes of 32
 constexpr int WORDS = SPAN / 32;               // of a row per load; a span of k is one load of four lanes, in one group
@@ -56,83 +57,6 @@ struct Rows {
     const u32 *weights[TILES][2];
     const u16 *scales[TILES][2];
 };
-
-// Load 4 * COUNT bytes of weights. They are read once: keep them out of the L1, and let the L2 fetch ahead along the
-// row. Narrow loads share a sector with the next one and do go through the L1. Where `wanted` is false the registers
-// keep what they had: some finite weight, and its x is zero.
-template <int COUNT>
-__device__ __forceinline__ void load_words(u32 *w, const u32 *p, bool wanted) {
-    if constexpr (COUNT == 4) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %5, 0;\n"
-            "@p ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-            : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
-            : "l"(p), "r"(u32(wanted)));
-    } else if constexpr (COUNT == 2) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %3, 0;\n"
-            "@p ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2]; }"
-            : "+r"(w[0]), "+r"(w[1])
-            : "l"(p), "r"(u32(wanted)));
-    } else {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
-            "@p ld.global.nc.L2::256B.u32 %0, [%1]; }"
-            : "+r"(w[0])
-            : "l"(p), "r"(u32(wanted)));
-    }
-}
-
-// Load one 16-bit number; the neighbours in its sector are soon wanted by this warp or another, so through the L1.
-__device__ __forceinline__ void load_half(u32 &d, const u16 *p, bool wanted) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
-        "@p ld.global.nc.u16 %0, [%1]; }"
-        : "+r"(d)
-        : "l"(p), "r"(u32(wanted)));
-}
-
-// Copy 16 bytes from global to shared memory in the background, or zeros if not `inside`.
-__device__ __forceinline__ void copy_16_bytes_async(u32 to, const u16 *from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0)
-                 : "memory");
-}
-
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-__device__ __forceinline__ u32 shared_address(const void *p) { return u32(__cvta_generic_to_shared(p)); }
-
-#if CLUSTER > 1
-// The blocks of a cluster split K and add up through each other's shared memory. Arrival releases what was stored before
-// it, waiting acquires; the release is a fence over the whole chip, which an arrival that follows no store can spare.
-__device__ __forceinline__ int cluster_rank() {
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return int(rank);
-}
-__device__ __forceinline__ void cluster_arrive() {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_arrive_without_stores() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-
-// The same place in the shared memory of block `rank`, and a store to it.
-__device__ __forceinline__ u32 map_to_rank(u32 address, int rank) {
-    u32 mapped;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-    return mapped;
-}
-__device__ __forceinline__ void store_float(u32 address, float v) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
-}
-#else
-__device__ __forceinline__ void store_float(u32 address, float v) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
-}
-#endif
 
 // Issue the loads of one chunk; nothing waits for them here.
 __device__ __forceinline__ void load_chunk(
@@ -264,7 +188,6 @@ w4a16_skinny(
     int M, int N, int K,
     int group_size,             // K where one group is all of K
     long long x_row_stride, long long qweight_row_stride, long long scales_row_stride, long long out_row_stride) {
-    extern __shared__ uint4 shared[];
     const int row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler cannot see
     const int warp_k = warp % WARPS_K, warp_n = warp / WARPS_K;
@@ -291,7 +214,7 @@ w4a16_skinny(
 #endif
 
     const u32 chunk_bytes = 256 * (COLUMNS == 1 ? tokens : TOKENS);
-    unsigned char *x_shared = reinterpret_cast<unsigned char *>(shared);
+    unsigned char *x_shared = dynamic_shared_memory();
     float *sums = reinterpret_cast<float *>(x_shared + (chunks + CLUSTER - 1) / CLUSTER * chunk_bytes);
     // Columns of tokens that are not there repeat another's or hold anything: no column reaches another's result.
     const int token = COLUMNS == 1 ? min(row, tokens - 1) : row;

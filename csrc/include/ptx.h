@@ -1,0 +1,154 @@
+// The instructions that our CUDA kernels write by hand, one function each. BF16 chooses the dtype; CLUSTER above 1 needs
+// sm90. No vendor header is needed. tests/cuda_on_host has the same functions for a CPU.
+#ifndef GRISTMILL_PTX_H
+#define GRISTMILL_PTX_H
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// d = (a & mask) | bits, one LOP3: the truth table of (a & b) | c is 0xEA.
+__device__ __forceinline__ u32 mask_or(u32 a, u32 mask, u32 bits) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+
+#if BF16
+// a * b + c on pairs of bfloat16, rounded once. sm80 has no packed add of these; x * 1 + c is one.
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ u32 add2(u32 a, u32 b) { return fma2(a, 0x3F803F80, b); }
+
+__device__ __forceinline__ float to_float(u32 a) { return __uint_as_float(a << 16); }
+__device__ __forceinline__ u16 from_float(float a) {
+    u16 d;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(d) : "f"(a));
+    return d;
+}
+#else
+// a * b + c and a + b on pairs of float16, rounded once.
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ u32 add2(u32 a, u32 b) {
+    u32 d;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ float to_float(u32 a) {
+    float d;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(u16(a)));
+    return d;
+}
+__device__ __forceinline__ u16 from_float(float a) {
+    u16 d;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(a));
+    return d;
+}
+#endif
+
+// c += a * b on the tensor cores, 16 x 8 x 16, products exact, sums in float32. With row = lane / 4, quad = lane % 4:
+//   a[0], a[1]  rows `row`, `row + 8`, k pair `quad`      b[0]  column `row`, k pair `quad`
+//   a[2], a[3]  the same rows,         k pair `quad + 4`  b[1]  column `row`, k pair `quad + 4`
+//   c[0], c[1]  row `row`,     columns 2 * quad, 2 * quad + 1
+//   c[2], c[3]  row `row + 8`, the same columns
+__device__ __forceinline__ void mma_16x8x16(float c[4], const u32 a[4], u32 b0, u32 b1) {
+#if BF16
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Load 4 * COUNT bytes of weights. They are read once: keep them out of the L1, and let the L2 fetch ahead along the
+// row. Narrow loads share a sector with the next one and do go through the L1. Where `wanted` is false the registers
+// keep what they had: some finite weight, and its x is zero.
+template <int COUNT>
+__device__ __forceinline__ void load_words(u32 *w, const u32 *p, bool wanted) {
+    if constexpr (COUNT == 4) {
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %5, 0;\n"
+            "@p ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+            : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+            : "l"(p), "r"(u32(wanted)));
+    } else if constexpr (COUNT == 2) {
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0;\n"
+            "@p ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2]; }"
+            : "+r"(w[0]), "+r"(w[1])
+            : "l"(p), "r"(u32(wanted)));
+    } else {
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
+            "@p ld.global.nc.L2::256B.u32 %0, [%1]; }"
+            : "+r"(w[0])
+            : "l"(p), "r"(u32(wanted)));
+    }
+}
+
+// Load one 16-bit number; the neighbours in its sector are soon wanted by this warp or another, so through the L1.
+__device__ __forceinline__ void load_half(u32 &d, const u16 *p, bool wanted) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
+        "@p ld.global.nc.u16 %0, [%1]; }"
+        : "+r"(d)
+        : "l"(p), "r"(u32(wanted)));
+}
+
+// Copy 16 bytes from global to shared memory in the background, or zeros if not `inside`.
+__device__ __forceinline__ void copy_16_bytes_async(u32 to, const u16 *from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ __forceinline__ u32 shared_address(const void *p) { return u32(__cvta_generic_to_shared(p)); }
+
+#if CLUSTER > 1
+// The blocks of a cluster split K and add up through each other's shared memory. Arrival releases what was stored before
+// it, waiting acquires; the release is a fence over the whole chip, which an arrival that follows no store can spare.
+__device__ __forceinline__ int cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return int(rank);
+}
+__device__ __forceinline__ void cluster_arrive() {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_arrive_without_stores() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+// The same place in the shared memory of block `rank`, and a store to it.
+__device__ __forceinline__ u32 map_to_rank(u32 address, int rank) {
+    u32 mapped;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
+}
+__device__ __forceinline__ void store_float(u32 address, float v) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+#else
+__device__ __forceinline__ void store_float(u32 address, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+#endif
+
+__device__ __forceinline__ unsigned char *dynamic_shared_memory() {
+    extern __shared__ uint4 memory[];
+    return reinterpret_cast<unsigned char *>(memory);
+}
+
+#endif
