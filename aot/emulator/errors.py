@@ -76,6 +76,11 @@ class BarrierError(EmulatorError):
     """A wave waits at a barrier that another wave of its block never reaches."""
 
 
+class LdsRace(EmulatorError):  # noqa: N818 - says what happened
+    """Two waves of a block touch the same byte of LDS, one of them to change it, and no barrier lies
+    between."""
+
+
 class RegisterError(EmulatorError):
     """An instruction names a register that the kernel descriptor did not allocate."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .memory import DeviceMemory
+from .races import LdsRaces
 
 LDS_GRANULE = 16
 
@@ -43,6 +44,7 @@ class Machine:
         self.lds_stride = -(-lds_bytes // LDS_GRANULE) * LDS_GRANULE
         self.image_base = image_base  # device address of the code object's address 0
         self.counts = counts
+        self.races: LdsRaces | None = None  # None where a block is one wave
         words = blocks * self.lds_stride // 4
         # A block starts with whatever the last one left in its LDS; 0xFF bytes mark what it has not written itself.
         self.lds = {4: np.full(words, 0xCDCDCDCD, np.uint32)}

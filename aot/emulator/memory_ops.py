@@ -24,7 +24,7 @@ from .errors import (
 )
 from .operands import RegisterLimits, source
 from .vector import Step, Writer, check_lanes
-from .waves import ALL_BITS, NULL, VECTOR, Waves
+from .waves import ALL_BITS, LANES, NULL, VECTOR, Waves
 
 _LOW, _HIGH = np.uint32(0xFFFF), np.uint32(0xFFFF0000)
 
@@ -482,6 +482,8 @@ def _lds_load(st: Waves, places: np.ndarray, access: Access, d: int, mask: np.nd
     index = places + np.arange(access.count)[:, None]
     values, undefined = data[index], shadow[index]
     machine.counts.lds_bytes_read += values.size * access.unit
+    if machine.races is not None:
+        machine.races.load(*_who(st, mask), index, access.unit)
     any_undefined = undefined.any()
     if access.unit != 4:
         values = values.astype(np.uint32)
@@ -498,9 +500,21 @@ def _lds_store(st: Waves, places: np.ndarray, access: Access, data: int, mask: n
     shadows = _shadow_rows(st, data, access, mask)
     index = places + np.arange(access.count)[:, None]
     target, shadow = machine.lds[access.unit], machine.lds_undefined[access.unit]
-    target[index] = values.astype(target.dtype, copy=False)
+    values = values.astype(target.dtype, copy=False)
+    if machine.races is not None:
+        changed = (target[index] != values) | (shadow[index] != 0)
+        machine.races.store(*_who(st, mask), index, access.unit, changed)
+    target[index] = values
     shadow[index] = 0 if shadows is None else _bytewise(np.stack(shadows)).astype(shadow.dtype)
     machine.counts.lds_bytes_written += values.size * access.unit
+
+
+def _who(st: Waves, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Block and wave of each active lane."""
+    if mask is None:
+        return np.repeat(st.block, LANES), np.repeat(st.wave, LANES)
+    waves = np.nonzero(mask)[0]
+    return st.block[waves], st.wave[waves]
 
 
 def _bytewise(bits: np.ndarray) -> np.ndarray:

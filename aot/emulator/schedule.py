@@ -18,6 +18,7 @@ import numpy as np
 from .errors import BarrierError, EmulatorError, RunawayError
 from .machine import Machine
 from .program import Block, Exit, Program
+from .races import LdsRaces
 from .waves import Waves
 
 SCHEDULES = ("lockstep", "forward", "reverse", "random")
@@ -37,6 +38,8 @@ class Batch:
         shape = (blocks, waves_per_block)
         self.signals, self.waits = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.alive = np.ones(shape, bool)
+        if waves_per_block > 1 and machine.lds_bytes:
+            machine.races = LdsRaces(machine.lds[1].size, machine.first_block, self.signals, self.waits)
         self.runs: list[int] = []
         self.parked: list[Waves] = []
         self.ready = self._initial(waves)

@@ -16,7 +16,7 @@ from .errors import InactiveLaneRead, UnimplementedInstruction, UninitialisedRea
 from .float_formats import FloatMode, clamp, output_scale_f32
 from .operands import BITS, FLOAT_KINDS, RegisterLimits, Source, any_undefined, mask_source, source
 from .vector_ops import OPS, VectorOp, upward
-from .waves import EXEC, NULL, VCC, VECTOR, Waves, masks_of
+from .waves import EXEC, LANES, NULL, VCC, VECTOR, Waves, masks_of
 
 Step = Callable[[Waves], None]
 Compute = Callable[[Waves], np.ndarray]
@@ -650,15 +650,15 @@ def _write_lane_step(instruction: Instruction, limits: RegisterLimits) -> Step:
     lane = source(instruction["src1"], "b32", instruction, limits, scalar=True)
 
     def step(st: Waves) -> None:
-        for n in (*value.registers, *lane.registers):
-            st.require_defined(n, "v_writelane_b32 operand")
+        for n in lane.registers:
+            st.require_defined(n, "lane number")
         index = np.broadcast_to(lane.read(st) & np.uint32(31), (st.count,)).astype(np.intp)
         rows = np.arange(st.count)
         st.v[d][rows, index] = value.read(st)
-        shadow = st.shadow[VECTOR + d]
-        if shadow is not None:
-            shadow = shadow.copy()
-            shadow[rows, index] = 0
+        shadow, poison = st.shadow[VECTOR + d], value.poison(st)
+        if shadow is not None or poison is not None:  # spills of whole register pairs move undefined halves, too
+            shadow = np.zeros((st.count, LANES), np.uint32) if shadow is None else shadow.copy()
+            shadow[rows, index] = 0 if poison is None else poison
             st.shadow[VECTOR + d] = shadow if shadow.any() else None
 
     return step
