@@ -32,6 +32,9 @@ RECORDS = Path(__file__).parent / "records"
 # Orders in which the waves of a block run between barriers: a missing barrier gives another result in one of them.
 SERIAL_SCHEDULES = ("forward", "reverse")
 
+# Wave-instructions that one case may take: dozens of times what the dearest needs, and no endless loop.
+INSTRUCTION_BUDGET = 5_000_000
+
 
 class VerificationError(BuildError):
     """An entry gave a wrong result, or did what the emulator forbids."""
@@ -75,9 +78,21 @@ def run_entry(folder: Path, name: str) -> Record:
     """Run one entry of a pack in the emulator, on all its cases; VerificationError when one is wrong."""
     pack = Pack.open(folder)
     entry = pack.manifest.entries[name]
+    return run_code(pack.manifest.arch, entry, pack.read_object(entry))
+
+
+def run_code(arch: str, entry: Entry, code: bytes) -> Record:
+    """Run `code` in the emulator as the object of `entry`, on all the entry's cases.
+
+    Raises
+    ------
+    VerificationError : a case is wrong, or did what the emulator forbids
+    EmulatorError : the code object does not load
+    """
     driver = get_driver("emulated")
     assert isinstance(driver, emulated.EmulatedDriver)
-    device = Device("emulated", emulated.ARCHS.index(pack.manifest.arch))
+    driver.budget = INSTRUCTION_BUDGET
+    device = Device("emulated", emulated.ARCHS.index(arch))
     facts = driver.device_facts(device.ordinal)
     module = driver.load_module(device.ordinal, pack.read_object(entry))
     kernel = LoadedKernel(entry, driver.function(device.ordinal, module, entry.symbol, 0))

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 from gristmill.aot.emulator import DeviceMemory, Kernel, LaunchReport, Module, launch
+from gristmill.aot.emulator.launch import DEFAULT_BUDGET
 from gristmill.device import DeviceFacts, nominal_device
 from gristmill.drivers.protocol import Dim3
 from gristmill.errors import DriverError, NoDeviceError
@@ -32,6 +33,7 @@ class EmulatedDriver:
 
     def __init__(self) -> None:
         self.schedule = DEFAULT_SCHEDULE
+        self.budget = DEFAULT_BUDGET  # wave-instructions of one launch
         self.last_report: LaunchReport | None = None
         self._memories = [DeviceMemory() for _ in ARCHS]
         self._lock = threading.RLock()
@@ -85,6 +87,7 @@ class EmulatedDriver:
                 dynamic_shared_bytes=shared_bytes,
                 kernarg=arguments.packed(),
                 schedule=self.schedule,
+                budget=self.budget,
             )
 
     def is_capturing(self, ordinal: int, stream: int) -> bool:
