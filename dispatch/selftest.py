@@ -29,9 +29,9 @@ from gristmill.select import launch_shape, unmet_needs
 # Sizes around the tiles and words that kernels are made of, odd ones among them.
 ROWS = (1, 2, 3, 5, 6, 8, 9, 16, 17, 24, 32, 33, 65, 129, 257)
 COLUMNS = (1, 7, 8, 24, 40, 72, 136, 264, 520)
-DEPTHS = (8, 20, 40, 72, 136, 200, 264, 392, 656)
+DEPTHS = (8, 20, 40, 72, 136, 200, 248, 264, 384, 392, 656)
 GROUP_SIZES = (8, 24, 32, 48, 64, 96, 128, 256, -1)
-POOL_SIZE = 8000
+POOL_SIZE = 10000
 POOL_SEED = 4
 
 POISON = 0xFF  # every 16-bit float made of these bytes is a NaN
@@ -179,6 +179,9 @@ def _edges(entry: Entry, case: Case, device: DeviceFacts) -> frozenset[str]:
         f"K % 8 == {case.K % 8}",
         "short K" if case.K < 128 else "long K" if case.K > 512 else "middling K",
     }
+    # What a tile along K leaves over, for each width of tile that divides 128: nothing, or all but the last word.
+    if case.K % 128 in (0, 120):
+        edges.add(f"K % 128 == {case.K % 128}")
     if case.K >= 2 * case.group_size:
         edges.add(f"several groups of {case.group_size}")
     if blocks > one_row and blocks > one_column and case.K > 128:
