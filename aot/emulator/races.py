@@ -78,18 +78,18 @@ class LdsRaces:
         changed: np.ndarray | None,
     ) -> None:
         when = table[unit].take(index, axis=1).view(np.uint16).reshape(self.waves, *index.shape, unit)
-        unordered = (when > self.waits[slot, wave][:, None]).any(axis=-1)
-        mine = (np.arange(self.waves)[:, None] == wave)[:, None]
+        unordered = when > self.waits[slot, wave][:, None]  # [waves, count, accesses, bytes of a unit]
+        mine = (np.arange(self.waves)[:, None] == wave)[:, None, :, None]
         others = unordered & ~mine
         if not others.any():
             return
         if changed is not None:
-            others &= changed
+            others &= changed[..., None]
         else:
             # The reader has stored there as well, so all have stored one value: another would have been a race.
             others &= ~(unordered & mine).any(axis=0)
         if others.any():
-            other, row, position = (int(i) for i in np.argwhere(others)[0])
+            other, row, position, _ = (int(i) for i in np.argwhere(others)[0])
             does = "reads" if changed is None else "overwrites"
             did = "wrote" if table is self.written else "read"
             raise LdsRace(

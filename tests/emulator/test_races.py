@@ -58,6 +58,9 @@ RACES = {
     "half of a word": ([(0, "store", 2, 1), (1, "load", 4, 0)], "4 bytes at 0"),
     "byte of a word": ([(0, "load", 1, 7), (1, "store", 4, 1)], "4 bytes at 4"),
     "an earlier reader": ([(0, "load"), (1, "load"), (0, "signal"), (1, "store")], "what wave 0 of its block read"),
+    "half of what the reader stored": (
+        [(1, "store", 2, 0), (0, "store", 2, 1), (1, "load", 4, 0)], "wave 1 reads what wave 0",
+    ),
     "the same value, read by a third": ([(0, "store"), (1, "store", 4, 0, False), (2, "load")], "wave 2 reads"),
     "load before the wait": (
         [(0, "store"), (0, "signal"), (1, "signal"), (2, "signal"), (1, "load")], "wave 1 reads what wave 0",
