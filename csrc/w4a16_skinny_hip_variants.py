@@ -61,7 +61,7 @@ class Wmma:
 # M = 5 and 7 run in the code for 6 and 8: a token that is not there costs dot products, and those do not bind. Group
 # sizes that are no power of two are rare: two sizes of code for them.
 DOTS = (Dot(1), Dot(2), Dot(3), Dot(4), Dot(6), Dot(8))
-ANY_GROUP_DOTS = (Dot(2, any_group=True), Dot(8, any_group=True))
+ANY_GROUP_DOTS = (Dot(2, any_group=True), Dot(8, depth=3, any_group=True))
 WMMAS = (Wmma(1), Wmma(2, depth=3))
 
 
@@ -157,3 +157,144 @@ def _wmma(wmma: Wmma, dtype: str, zero_points: bool) -> CxxVariant:
         roundings=ROUNDINGS[zero_points],
         weights_in_dtype=False,
     )
+
+
+# --- What binds ------------------------------------------------------------------------------------------------------
+# Issue slots against memory, by count: a prediction of which of the two is used up first, not of a time.
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Instructions a weight and lane that the main loop executes, as the emulator counts them.
+
+    A lane multiplies each of its weights by all tokens. A dual-issue instruction counts once.
+    """
+
+    valu: float  # vector ALU without WMMA
+    wmma: float
+    lds: float  # 128-bit reads
+    global_memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Public figures of a common part: what one arch can issue and read."""
+
+    name: str
+    simds: int  # 32 lanes wide; two a compute unit
+    ghz: float
+    gbps: float  # of memory, on paper
+    wmma_cycles: int  # that a 16x16x16 multiplication keeps a SIMD busy
+
+    def issue_over_memory(self, counts: Counts, weight_bytes: float) -> float:
+        """Time to issue over time to read, for each weight; below 1 memory binds."""
+        slots = counts.valu + counts.wmma * self.wmma_cycles
+        issue = slots / (32 * self.simds * self.ghz)
+        return issue / (weight_bytes / self.gbps)
+
+    def lds_over_memory(self, counts: Counts, weight_bytes: float) -> float:
+        """The same for LDS, which gives a compute unit 128 bytes a cycle."""
+        lds = counts.lds * 16 / (64 * self.simds * self.ghz)
+        return lds / (weight_bytes / self.gbps)
+
+
+DEVICES = {
+    # 40 compute units; LPDDR5X-8000 on 256 bits, of which 212 GB/s were measured.
+    "gfx1151": Device("Radeon 8060S", 80, 2.9, 256, 32),
+    # 64 compute units; GDDR6 at 20 Gbit/s on 256 bits.
+    "gfx1201": Device("Radeon RX 9070 XT", 128, 2.9, 640, 16),
+}
+
+
+def weight_bytes(group_size: int, zero_points: bool) -> float:
+    """Bytes of memory that one weight takes, its share of scale and zero point included."""
+    return 0.5 + (4 if zero_points else 2) / group_size
+
+
+# Counted by `python tests/hip_kernels.py counts`; a test compares some of them with what the kernels are now.
+COUNTS = {
+    "gfx1151": {
+        "w4a16_skinny_fp16_m1": Counts(1.789, 0.0, 0.062, 0.078),
+        "w4a16_skinny_fp16_z_m1": Counts(2.426, 0.0, 0.062, 0.109),
+        "w4a16_skinny_bf16_m1": Counts(3.469, 0.0, 0.062, 0.078),
+        "w4a16_skinny_bf16_z_m1": Counts(3.699, 0.0, 0.062, 0.109),
+        "w4a16_skinny_fp16_m2": Counts(2.234, 0.0, 0.125, 0.078),
+        "w4a16_skinny_fp16_z_m2": Counts(2.887, 0.0, 0.125, 0.109),
+        "w4a16_skinny_bf16_m2": Counts(3.965, 0.0, 0.125, 0.078),
+        "w4a16_skinny_bf16_z_m2": Counts(4.246, 0.0, 0.125, 0.109),
+        "w4a16_skinny_fp16_m3": Counts(2.902, 0.0, 0.188, 0.078),
+        "w4a16_skinny_fp16_z_m3": Counts(3.445, 0.0, 0.188, 0.109),
+        "w4a16_skinny_bf16_m3": Counts(4.477, 0.0, 0.188, 0.078),
+        "w4a16_skinny_bf16_z_m3": Counts(4.773, 0.0, 0.188, 0.109),
+        "w4a16_skinny_fp16_m4": Counts(3.309, 0.0, 0.25, 0.078),
+        "w4a16_skinny_fp16_z_m4": Counts(3.809, 0.0, 0.25, 0.109),
+        "w4a16_skinny_bf16_m4": Counts(5.004, 0.0, 0.25, 0.078),
+        "w4a16_skinny_bf16_z_m4": Counts(5.293, 0.0, 0.25, 0.109),
+        "w4a16_skinny_fp16_m6": Counts(4.125, 0.0, 0.375, 0.078),
+        "w4a16_skinny_fp16_z_m6": Counts(4.691, 0.0, 0.375, 0.109),
+        "w4a16_skinny_bf16_m6": Counts(6.016, 0.0, 0.375, 0.078),
+        "w4a16_skinny_bf16_z_m6": Counts(6.371, 0.0, 0.375, 0.109),
+        "w4a16_skinny_fp16_m8": Counts(5.035, 0.0, 0.5, 0.078),
+        "w4a16_skinny_fp16_z_m8": Counts(5.75, 0.0, 0.5, 0.109),
+        "w4a16_skinny_bf16_m8": Counts(7.121, 0.0, 0.5, 0.078),
+        "w4a16_skinny_bf16_z_m8": Counts(7.434, 0.0, 0.5, 0.109),
+        "w4a16_skinny_fp16_m2_any_group": Counts(2.875, 0.0, 0.125, 0.172),
+        "w4a16_skinny_fp16_z_m2_any_group": Counts(3.867, 0.0, 0.125, 0.297),
+        "w4a16_skinny_bf16_m2_any_group": Counts(4.449, 0.0, 0.125, 0.172),
+        "w4a16_skinny_bf16_z_m2_any_group": Counts(5.023, 0.0, 0.125, 0.297),
+        "w4a16_skinny_fp16_m8_any_group": Counts(6.477, 0.0, 0.5, 0.172),
+        "w4a16_skinny_fp16_z_m8_any_group": Counts(7.441, 0.0, 0.5, 0.297),
+        "w4a16_skinny_bf16_m8_any_group": Counts(8.207, 0.0, 0.5, 0.172),
+        "w4a16_skinny_bf16_z_m8_any_group": Counts(8.805, 0.0, 0.5, 0.297),
+        "w4a16_skinny_fp16_wmma_m16": Counts(3.094, 0.125, 0.0, 0.25),
+        "w4a16_skinny_fp16_z_wmma_m16": Counts(4.406, 0.125, 0.0, 0.312),
+        "w4a16_skinny_bf16_wmma_m16": Counts(6.0, 0.125, 0.0, 0.25),
+        "w4a16_skinny_bf16_z_wmma_m16": Counts(6.883, 0.125, 0.0, 0.312),
+        "w4a16_skinny_fp16_wmma_m32": Counts(3.667, 0.25, 0.0, 0.375),
+        "w4a16_skinny_fp16_z_wmma_m32": Counts(4.979, 0.25, 0.0, 0.438),
+        "w4a16_skinny_bf16_wmma_m32": Counts(6.552, 0.25, 0.0, 0.375),
+        "w4a16_skinny_bf16_z_wmma_m32": Counts(7.469, 0.25, 0.0, 0.438),
+    },
+    "gfx1201": {
+        "w4a16_skinny_fp16_m1": Counts(1.84, 0.0, 0.062, 0.078),
+        "w4a16_skinny_fp16_z_m1": Counts(2.465, 0.0, 0.062, 0.109),
+        "w4a16_skinny_bf16_m1": Counts(3.391, 0.0, 0.062, 0.078),
+        "w4a16_skinny_bf16_z_m1": Counts(3.672, 0.0, 0.062, 0.109),
+        "w4a16_skinny_fp16_m2": Counts(2.371, 0.0, 0.125, 0.078),
+        "w4a16_skinny_fp16_z_m2": Counts(2.996, 0.0, 0.125, 0.109),
+        "w4a16_skinny_bf16_m2": Counts(3.945, 0.0, 0.125, 0.078),
+        "w4a16_skinny_bf16_z_m2": Counts(4.238, 0.0, 0.125, 0.109),
+        "w4a16_skinny_fp16_m3": Counts(2.902, 0.0, 0.188, 0.078),
+        "w4a16_skinny_fp16_z_m3": Counts(3.527, 0.0, 0.188, 0.109),
+        "w4a16_skinny_bf16_m3": Counts(4.457, 0.0, 0.188, 0.078),
+        "w4a16_skinny_bf16_z_m3": Counts(4.766, 0.0, 0.188, 0.109),
+        "w4a16_skinny_fp16_m4": Counts(3.434, 0.0, 0.25, 0.078),
+        "w4a16_skinny_fp16_z_m4": Counts(4.059, 0.0, 0.25, 0.109),
+        "w4a16_skinny_bf16_m4": Counts(5.0, 0.0, 0.25, 0.078),
+        "w4a16_skinny_bf16_z_m4": Counts(5.289, 0.0, 0.25, 0.109),
+        "w4a16_skinny_fp16_m6": Counts(4.496, 0.0, 0.375, 0.078),
+        "w4a16_skinny_fp16_z_m6": Counts(5.121, 0.0, 0.375, 0.109),
+        "w4a16_skinny_bf16_m6": Counts(6.004, 0.0, 0.375, 0.078),
+        "w4a16_skinny_bf16_z_m6": Counts(6.367, 0.0, 0.375, 0.109),
+        "w4a16_skinny_fp16_m8": Counts(5.555, 0.0, 0.5, 0.078),
+        "w4a16_skinny_fp16_z_m8": Counts(6.184, 0.0, 0.5, 0.109),
+        "w4a16_skinny_bf16_m8": Counts(7.066, 0.0, 0.5, 0.078),
+        "w4a16_skinny_bf16_z_m8": Counts(7.426, 0.0, 0.5, 0.109),
+        "w4a16_skinny_fp16_m2_any_group": Counts(2.855, 0.0, 0.125, 0.172),
+        "w4a16_skinny_fp16_z_m2_any_group": Counts(3.855, 0.0, 0.125, 0.297),
+        "w4a16_skinny_bf16_m2_any_group": Counts(4.473, 0.0, 0.125, 0.172),
+        "w4a16_skinny_bf16_z_m2_any_group": Counts(5.043, 0.0, 0.125, 0.297),
+        "w4a16_skinny_fp16_m8_any_group": Counts(6.605, 0.0, 0.5, 0.172),
+        "w4a16_skinny_fp16_z_m8_any_group": Counts(7.637, 0.0, 0.5, 0.297),
+        "w4a16_skinny_bf16_m8_any_group": Counts(8.16, 0.0, 0.5, 0.172),
+        "w4a16_skinny_bf16_z_m8_any_group": Counts(8.742, 0.0, 0.5, 0.297),
+        "w4a16_skinny_fp16_wmma_m16": Counts(1.938, 0.125, 0.0, 0.188),
+        "w4a16_skinny_fp16_z_wmma_m16": Counts(2.75, 0.125, 0.0, 0.25),
+        "w4a16_skinny_bf16_wmma_m16": Counts(3.445, 0.125, 0.0, 0.188),
+        "w4a16_skinny_bf16_z_wmma_m16": Counts(3.977, 0.125, 0.0, 0.25),
+        "w4a16_skinny_fp16_wmma_m32": Counts(2.5, 0.25, 0.0, 0.25),
+        "w4a16_skinny_fp16_z_wmma_m32": Counts(3.312, 0.25, 0.0, 0.312),
+        "w4a16_skinny_bf16_wmma_m32": Counts(4.042, 0.25, 0.0, 0.25),
+        "w4a16_skinny_bf16_z_wmma_m32": Counts(4.552, 0.25, 0.0, 0.312),
+    },
+}

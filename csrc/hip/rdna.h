@@ -43,13 +43,14 @@ DEVICE u32x4 load_once(const u32* base, u32 byte_offset) {
   return __builtin_nontemporal_load(at_byte<u32x4_at_word>(base, byte_offset));
 }
 
-// Loads that follow in the source are issued after `values` are computed. Without it the compiler loads a ring's slot
-// before the last use of what the slot holds, into other registers, and copies them over at the end of the loop:
-// the copy waits for memory.
+// Ends a turn of the ring: what follows in the source is issued after `values` are computed. Without it the compiler
+// loads a ring's slot before the last use of what the slot holds, into other registers, and copies them over at the end
+// of the loop, or it begins to unpack the next slot early: either way a wait empties the ring.
 template <int COUNT>
-DEVICE void keep_loads_behind(float (&values)[COUNT]) {
+DEVICE void end_turn(float (&values)[COUNT]) {
   for (float& value : values) asm volatile("" : "+v"(value));
   asm volatile("" ::: "memory");
+  __builtin_amdgcn_sched_barrier(0);
 }
 
 // The value, with nothing known of it before this point. Conversions of a loaded number are otherwise moved to where it

@@ -18,7 +18,19 @@
 // Numbers. q - z is exact with the implied zero, else rounded once to the dtype of x. Products and sums are float32:
 // a lane adds the 32 products of its chunk (one group, one scale) with v_dot2, multiplies by the scale and adds to its
 // accumulator in one fma; lanes meet in a tree of 5 additions; then the bias, then the one rounding. A product passes
-// fewer than K + 1 float32 additions. v_dot2 takes float32 denormals as zero: sums below 2^-126 may vanish.
+// fewer than K + 1 float32 additions. v_dot2 takes float32 denormals as zero: sums below 2^-126 may vanish. An infinity
+// that meets a weight of zero is NaN, as in the reference; an overflow of the output is an infinity.
+//
+// What binds, by count. VALU instructions a weight and lane in the main loop, executed in the emulator, gfx1151 (gfx1201
+// within 10 %; all rows in ../w4a16_skinny_hip_variants.py):
+//     tokens            1     2     3     4     6     8        128-bit LDS reads: tokens / 16
+//     fp16            1.8   2.2   2.9   3.3   4.1   5.0
+//     fp16, zeros     2.4   2.9   3.4   3.8   4.7   5.8
+//     bf16            3.5   4.0   4.5   5.0   6.0   7.1
+//     bf16, zeros     3.7   4.2   4.8   5.3   6.4   7.4
+// A weight takes 0.516 bytes (group size 128). At 2.9 GHz and one instruction a SIMD and cycle gfx1151 (80 SIMDs) issues
+// 15 a weight in the time that 256 GB/s need to bring it, gfx1201 (128 SIMDs, 640 GB/s) 9.6: memory binds at every M
+// here. Predicted, not measured; v_dot2 is taken to issue every cycle.
 
 #include "k8x.h"
 
@@ -331,7 +343,7 @@ void w4a16_skinny(
           multiply(ring[i], lds + band_step * STEP_BYTES + lane * PIECE_BYTES, acc);
         }
         const u32 bias = ring[i].bias;
-        keep_loads_behind(acc);
+        end_turn(acc);
         fetch(ring[i], steps_left > DEPTH);
         if (++band_step == p.band_steps) band_step = 0;
         if (live && ++step == p.steps) {

@@ -16,6 +16,15 @@
 // part of x is its own, so LDS has nothing to share. At the end the waves' sums are added in LDS, in the order of waves.
 //
 // Numbers. As in w4a16_skinny.hip: q - z exact or rounded once, everything else float32, one rounding at the end.
+//
+// What binds, by count (see w4a16_skinny.hip). Issue slots a weight and lane, a WMMA counted as the 32 (gfx1151) or 16
+// (gfx1201) cycles that it keeps a SIMD busy:
+//     tokens           16            32
+//     fp16          7.1 / 3.9    11.7 / 6.5      gfx1151 / gfx1201, of 15 / 9.6 that fit into the time of reading
+//     fp16, zeros   8.4 / 4.8    13.0 / 7.3
+//     bf16         10.0 / 5.4    14.6 / 8.0
+//     bf16, zeros  10.9 / 6.0    15.5 / 8.6      at 32 tokens gfx1151 is at the border
+// gfx11 keeps every weight in two lanes and unpacks it twice: that is the difference.
 
 #include "k8x.h"
 
@@ -204,7 +213,7 @@ void w4a16_skinny_wmma(
 #pragma unroll
   for (int i = 0; i < DEPTH; ++i) {
     fetch(ring[i], chunk + i * WAVES);
-    keep_loads_behind(acc);  // in order, as the loop will wait for them in order
+    end_turn(acc);  // in order, as the loop will wait for them in order
   }
 
   // Whole turns of the ring, without a branch: with one, the compiler loses count of the loads in flight and waits for
@@ -214,7 +223,7 @@ void w4a16_skinny_wmma(
 #pragma unroll
     for (int i = 0; i < DEPTH; ++i) {
       multiply(ring[i], acc);
-      keep_loads_behind(acc);
+      end_turn(acc);
       fetch(ring[i], chunk + (DEPTH + i) * WAVES);
     }
   }
