@@ -1,17 +1,18 @@
 """One C++ variant -> one code object for AMD, without ROCm, a GPU or root.
 
-The clang of the PyPI package `ziglang` knows the amdgcn target, so a build needs nothing but pip. It compiles in steps,
-since that clang cannot start its own linker for this target: HIP source -> LLVM IR -> assembly -> object -> hsaco. The
-kernels use no ROCm header and no device library. ROCm's own compiler takes the same steps when asked for.
+The clang of the PyPI package `ziglang` knows the amdgcn target, so a build needs nothing but pip. It compiles
+in steps, since that clang cannot start its own linker for this target: HIP source -> LLVM IR -> assembly ->
+object -> hsaco. The kernels use no ROCm header and no device library. ROCm's own compiler takes the same
+steps when asked for.
 
-Nothing of the build machine gets into the object: the compiler runs in the source's folder and sees relative names.
+Nothing of the build machine gets into the object: the compiler runs in the source's folder and sees relative
+names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from pathlib import Path
 import gristmill.csrc
 from gristmill.aot.code_object import check_object
 from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.environment import child_environment, hip_compiler_program
 from gristmill.aot.errors import BuildError, CompileError, ToolchainError
 from gristmill.aot.targets import Target
 from gristmill.aot.toolchain import require
@@ -32,8 +34,9 @@ from gristmill.manifest import Argument
 
 CSRC = Path(gristmill.csrc.__file__).parent
 
-# Floating-point contraction is off: where a kernel wants a fused multiply-add it says so. Code object version 5 loads
-# on ROCm 5.7 and later. No ident: it would name where the compiler came from. No cuid: it hashes paths of this machine.
+# Floating-point contraction is off: where a kernel wants a fused multiply-add it says so. Code object version
+# 5, as Triton's are. No ident: it would name where the compiler came from. No cuid: it hashes paths of this
+# machine.
 FRONT_END = (
     "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-std=c++17", "-O3", "-ffp-contract=off",
     "-mcode-object-version=5", "-fno-ident", "-fuse-cuid=none", "-Wall", "-Wextra", "-Werror",
@@ -46,8 +49,8 @@ _STEERING = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CCC_OVERRIDE_OPTI
 
 _INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
-# clang 19 and older sink cross-lane reads behind a branch, so that switched-off lanes feed the sum (llvm-project pull
-# request 142962); measured by running what they made.
+# clang 19 and older sink cross-lane reads behind a branch, so that switched-off lanes feed the sum
+# (llvm-project pull request 142962); measured by running what they made.
 OLDEST_CLANG = 21
 
 
@@ -64,6 +67,12 @@ class HipCompiler:
         return _clang_version(self.clang)
 
 
+def chosen_compiler() -> HipCompiler:
+    """The compiler that the environment asks for, else ziglang's."""
+    program = hip_compiler_program()
+    return rocm_compiler(program) if program else ziglang_compiler()
+
+
 def ziglang_compiler() -> HipCompiler:
     """The clang of the PyPI package ziglang; ToolchainError naming the package when it is not installed."""
     require({"ziglang": "ziglang"}, "compiling HIP kernels")
@@ -72,14 +81,18 @@ def ziglang_compiler() -> HipCompiler:
 
 
 def rocm_compiler(program: str = "amdclang++") -> HipCompiler:
-    """ROCm's clang: `program` is its path, or a name on PATH; ToolchainError when it or its ld.lld is not there."""
+    """ROCm's clang, by path or by name on PATH; ToolchainError when it or its ld.lld is not there."""
     found = shutil.which(program)
     if found is None:
-        raise ToolchainError(f"no HIP compiler {program!r}; install ROCm's rocm-llvm package, or use ziglang: pip install ziglang")
+        raise ToolchainError(
+            f"no HIP compiler {program!r}; install ROCm's rocm-llvm package, or: pip install ziglang"
+        )
     folder = Path(found).resolve().parent
     linker = folder / "ld.lld"
     if not linker.is_file():
-        raise ToolchainError(f"the HIP compiler {found} has no ld.lld beside it in {folder}; install ROCm's rocm-llvm package")
+        raise ToolchainError(
+            f"the HIP compiler {found} has no ld.lld beside it in {folder}; install ROCm's rocm-llvm package"
+        )
     return HipCompiler("clang (ROCm)", (found,), (str(linker),))
 
 
@@ -88,12 +101,14 @@ def argument_layout(variant: CxxVariant) -> tuple[Argument, ...]:
     return tuple(Argument(name, type_) for name, type_ in variant.arguments)
 
 
-def compile_variant(variant: CxxVariant, target: Target, compiler: HipCompiler | None = None) -> CompiledObject:
+def compile_variant(
+    variant: CxxVariant, target: Target, compiler: HipCompiler | None = None
+) -> CompiledObject:
     """Compile one variant; needs no GPU and leaves nothing on disk.
 
     Parameters
     ----------
-    compiler : default `ziglang_compiler()`
+    compiler : default `chosen_compiler()`
 
     Raises
     ------
@@ -103,7 +118,7 @@ def compile_variant(variant: CxxVariant, target: Target, compiler: HipCompiler |
     """
     if target.backend != "hip":
         raise BuildError(f"{variant.name}: {variant.source} is HIP, {target.arch} is not")
-    compiler = ziglang_compiler() if compiler is None else compiler
+    compiler = chosen_compiler() if compiler is None else compiler
     _check_version(compiler)
     source = source_file(variant)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
@@ -156,7 +171,7 @@ def source_digests(variant: CxxVariant) -> dict[str, str]:
 
 def key_facts(variant: CxxVariant, target: Target, compiler: HipCompiler | None = None) -> dict[str, object]:
     """All that the object depends on: what its key in the build cache is made of."""
-    compiler = ziglang_compiler() if compiler is None else compiler
+    compiler = chosen_compiler() if compiler is None else compiler
     return {
         "target": target.arch,
         "source": variant.source,
@@ -192,7 +207,9 @@ def _check_version(compiler: HipCompiler) -> None:
 
 @lru_cache
 def _clang_version(clang: tuple[str, ...]) -> str:
-    process = subprocess.run([*clang, "--version"], capture_output=True, text=True, env=_environment(), check=False)
+    process = subprocess.run(
+        [*clang, "--version"], capture_output=True, text=True, env=_environment(), check=False
+    )
     found = re.search(r"clang version (\d+\.\d+\.\d+)", process.stdout)
     if process.returncode or found is None:
         words = (process.stdout + process.stderr).strip()[-500:]
@@ -206,9 +223,11 @@ def _run(command: tuple[str, ...], folder: Path, variant: CxxVariant) -> None:
     )
     if process.returncode:
         words = (process.stderr + process.stdout).strip()
-        raise CompileError(f"{variant.name}: {variant.source} does not compile\n{words or 'the compiler said nothing'}")
+        raise CompileError(
+            f"{variant.name}: {variant.source} does not compile\n{words or 'the compiler said nothing'}"
+        )
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in _STEERING}
-    return {**kept, "LC_ALL": "C"}
+    kept = child_environment(LC_ALL="C")
+    return {name: value for name, value in kept.items() if name not in _STEERING}

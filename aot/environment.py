@@ -3,6 +3,7 @@
 | variable | meaning |
 |---|---|
 | XDG_CACHE_HOME | parent of the default build cache `gristmill`; ~/.cache when unset |
+| GRISTMILL_HIP_COMPILER | ROCm's clang for HIP kernels, a path or a name on PATH; the clang of ziglang when unset |
 | SOURCE_DATE_EPOCH | time stamp of the files in a wheel, seconds since 1970; 1980-01-01 when unset |
 
 Variables that steer Triton or LLVM are not read but removed: what is built depends on the sources, the rows
@@ -29,6 +30,11 @@ def default_cache_folder() -> Path:
     """Where compiled objects are kept when no folder is given."""
     parent = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(parent) if parent else Path.home() / ".cache") / "gristmill"
+
+
+def hip_compiler_program() -> str:
+    """ROCm's compiler, where the user wants it; else empty."""
+    return os.environ.get("GRISTMILL_HIP_COMPILER", "")
 
 
 def source_date_epoch() -> int:

@@ -1,7 +1,8 @@
-"""Which specialisations of the HIP decode kernels are built for each arch, when each is taken, and what binds them.
+"""Which specialisations of the HIP decode kernels are built, when each is taken, and what binds them.
 
-Two kernels: `csrc/hip/w4a16_skinny.hip` (packed dot products, M = 1..8) and `csrc/hip/w4a16_skinny_wmma.hip` (M = 9..32).
-Nothing here was measured on a device. Rules are ordered by the instruction counts at the end of this file.
+Two kernels: `csrc/hip/w4a16_skinny.hip` (packed dot products, M = 1..8) and `csrc/hip/w4a16_skinny_wmma.hip`
+(M = 9..32). Nothing here was measured on a device. Rules are ordered by the instruction counts at the end of
+this file.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Wmma:
         return f"wmma_m{16 * self.tiles}"
 
 
-# M = 5 and 7 run in the code for 6 and 8: a token that is not there costs dot products, and those do not bind. Group
-# sizes that are no power of two are rare: two sizes of code for them.
+# M = 5 and 7 run in the code for 6 and 8: a token that is not there costs dot products, and those do not
+# bind. Group sizes that are no power of two are rare: two sizes of code for them.
 DOTS = (Dot(1), Dot(2), Dot(3), Dot(4), Dot(6), Dot(8))
 ANY_GROUP_DOTS = (Dot(2, any_group=True), Dot(8, depth=3, any_group=True))
 WMMAS = (Wmma(1), Wmma(2, depth=3))
@@ -122,8 +123,8 @@ def _dot(dot: Dot, dtype: str, zero_points: bool) -> CxxVariant:
         arguments=_arguments(zero_points),
         block=(32 * dot.waves, 1, 1),
         grid=(f"min(multiprocessor_count, ceil_div(N, {dot.rows}))", "1", "1"),
-        # All activations if they fit the device's LDS, else as many steps of K as do: the kernel reads the figure of
-        # its own launch and walks K in bands of that many.
+        # All activations if they fit the device's LDS, else as many steps of K as do: the kernel reads the
+        # figure of its own launch and walks K in bands of that many.
         dynamic_shared_bytes=f"min(lds_bytes // {dot.step_bytes}, ceil_div(K, 1024)) * {dot.step_bytes}",
         dtype=dtype,
         zero_points=zero_points,
@@ -159,7 +160,7 @@ def _wmma(wmma: Wmma, dtype: str, zero_points: bool) -> CxxVariant:
     )
 
 
-# --- What binds ------------------------------------------------------------------------------------------------------
+# --- What binds ---------------------------------------------------------------------------------------------
 # Issue slots against memory, by count: a prediction of which of the two is used up first, not of a time.
 
 

@@ -1,7 +1,8 @@
 """Runs the HIP decode kernels in the emulator: what their tests share.
 
-As a program it runs every variant on many problems and prints the worst error over bound of each, then the instruction
-counts that csrc/w4a16_skinny_hip_variants.py keeps: `python tests/hip_kernels.py [sweep|counts] [ARCH ...]`.
+As a program it runs every variant on many problems and prints the worst error over bound of each, then the
+instruction counts that csrc/w4a16_skinny_hip_variants.py keeps: `python tests/hip_kernels.py [sweep|counts]
+[ARCH ...]`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from gristmill.aot.compile_hip import argument_layout, compile_variant
@@ -45,9 +46,10 @@ class Case:
     def names(self) -> dict[str, int]:
         """What a row's formulas may name."""
         group_size = resolve_group_size(self.group_size, self.K)
+        alignment = 2 if self.x_offset % 8 or self.x_padding % 8 else 16
         return {
             "M": self.M, "N": self.N, "K": self.K, "group_size": group_size,
-            "num_groups": -(-self.K // group_size), "alignment": 2 if self.x_offset % 8 or self.x_padding % 8 else 16,
+            "num_groups": -(-self.K // group_size), "alignment": alignment,
             "has_bias": int(self.bias), "lds_bytes": self.lds_bytes,
             "multiprocessor_count": self.multiprocessor_count,
         }  # fmt: skip
@@ -60,17 +62,17 @@ class Result:
     report: LaunchReport
 
 
-@lru_cache(maxsize=None)
+@cache
 def variant(arch: str, name: str) -> CxxVariant:
     return next(row for row in rows.variants(arch) if row.name == name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled(arch: str, name: str) -> CompiledObject:
     return compile_variant(variant(arch, name), find_target(arch))
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel(arch: str, name: str) -> Kernel:
     found = compiled(arch, name)
     return Module(found.code).kernel(found.symbol)
@@ -95,14 +97,18 @@ def random_weight(row: CxxVariant, case: Case) -> PackedWeight:
 
 
 def random_x(row: CxxVariant, case: Case) -> np.ndarray:
-    return np.random.default_rng(case.seed + 1).standard_normal((case.M, case.K)).astype(NUMPY_DTYPES[row.dtype])
+    return (
+        np.random.default_rng(case.seed + 1).standard_normal((case.M, case.K)).astype(NUMPY_DTYPES[row.dtype])
+    )
 
 
-def run(arch: str, name: str, case: Case, weight: PackedWeight | None = None, x: np.ndarray | None = None) -> Result:
-    """Run one variant as a launch would: grid, LDS and arguments from the row's formulas, arrays no larger than needed.
+def run(
+    arch: str, name: str, case: Case, weight: PackedWeight | None = None, x: np.ndarray | None = None
+) -> Result:
+    """Run one variant as a launch would, with grid, LDS and arguments from the row's formulas.
 
-    Rows of x end in NaN, the last row of x and of qweight ends with the allocation, padding nibbles hold noise, and the
-    output lies between guards.
+    Rows of x end in NaN, the last row of x and of qweight ends with the allocation, padding nibbles hold
+    noise, and the output lies between guards.
     """
     row = variant(arch, name)
     assert accepts(row, case), f"{name} does not take {case}"
@@ -149,7 +155,9 @@ def run(arch: str, name: str, case: Case, weight: PackedWeight | None = None, x:
     found = out[:, :N].view(dtype)
     w = dequantize(weight)
     reference = linear_float64(x, w, weight.bias)
-    bound = error_bound(x, w, weight.bias, dtype=row.dtype, roundings=row.roundings, weights_in_dtype=row.weights_in_dtype)
+    bound = error_bound(
+        x, w, weight.bias, dtype=row.dtype, roundings=row.roundings, weights_in_dtype=row.weights_in_dtype
+    )
     return Result(found, worst_error_over_bound(found, reference, bound), report)
 
 

@@ -36,13 +36,13 @@ def test_result_is_within_its_bound_at_every_edge(arch, name):
         assert run(arch, name, case).worst <= 1, case
 
 
-# --- The faults of the kernel that this one succeeds ------------------------------------------------------------------
+# --- The faults of the kernel that this one succeeds --------------------------------------------------------
 
 
 @every_arch
 @pytest.mark.parametrize("lds_bytes", [8192, 20000, 65536])
 def test_activations_past_lds_are_walked_in_bands(arch, lds_bytes):
-    """16 KiB of activations in 8 KiB of LDS and more: the emulator faults on a read past what the launch was given."""
+    """24 KiB of activations in 8 KiB of LDS and more; the emulator faults on a read past what was given."""
     case = Case(4, 9, 2100, 64, lds_bytes=lds_bytes)
     given = Formula(variant(arch, DOT_Z).dynamic_shared_bytes)(case.names)
     assert given <= lds_bytes
@@ -87,7 +87,7 @@ def test_group_sizes_that_a_kernel_has_no_code_for_are_refused():
 @every_arch
 @pytest.mark.parametrize(("name", "M"), [(DOT, 1), (DOT, 2), (WMMA, 11)])
 def test_bias_is_by_output_column(arch, name, M):
-    """x is zero, so the output is the bias; N fits neither a wave's rows nor a tile, and bias ends with its memory."""
+    """x is zero, so the output is the bias; N fits no tile, and bias ends with its memory."""
     case = Case(M, 37, 64)
     x = np.zeros((M, 64), np.float16)
     weight = random_weight(variant(arch, name), case)
@@ -95,7 +95,7 @@ def test_bias_is_by_output_column(arch, name, M):
     assert (result.out == weight.bias[None, :]).all()
 
 
-# --- Edges ------------------------------------------------------------------------------------------------------------
+# --- Edges --------------------------------------------------------------------------------------------------
 
 
 @every_arch
@@ -126,7 +126,7 @@ def test_x_may_have_any_stride_and_alignment(arch):
 @every_arch
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_large_activation_at_a_zero_weight_drowns_nothing(arch, dtype):
-    """q = z for one input feature whose activation is 2^14 times the rest: a sum that cancels afterwards would show."""
+    """q = z where an activation is 2^14 times the rest: a sum that cancels afterwards would show."""
     for name, M in ((f"w4a16_skinny_{dtype}_m2", 2), (f"w4a16_skinny_{dtype}_wmma_m16", 9)):
         row, case = variant(arch, name), Case(M, 6, 256, 128, bias=False)
         q = np.random.default_rng(3).integers(0, 16, (6, 256))
@@ -172,7 +172,7 @@ def test_number_of_blocks_does_not_change_a_bit():
     assert (outs[0] == outs[2]).all()
 
 
-# --- Code objects -----------------------------------------------------------------------------------------------------
+# --- Code objects -------------------------------------------------------------------------------------------
 
 REGISTERS_PER_SIMD = 1536  # of a lane, wave32, on both archs
 PLANNED_WAVES = {"w4a16_skinny": 8, "w4a16_skinny_wmma": 6}
@@ -194,7 +194,7 @@ def test_registers_fit_the_planned_occupancy_and_nothing_spills(arch, name):
 @every_arch
 @pytest.mark.parametrize("name", SOME)
 def test_weights_are_read_once_by_wide_loads(arch, name):
-    """Non-temporal loads of 128 bits (64 in the WMMA kernel of gfx12, where a lane needs half a chunk), of nothing less."""
+    """By non-temporal loads of 128 bits; 64 in the WMMA kernel of gfx12, where a lane needs half a chunk."""
     mark = {"gfx1151": r"slc dlc", "gfx1201": r"th:TH_LOAD_NT"}[arch]
     width = "b64" if arch == "gfx1201" and "wmma" in name else "b128"
     loads = re.findall(rf"global_load_(\w+) .*{mark}", compiled(arch, name).assembly)
@@ -207,7 +207,7 @@ def test_weights_are_read_once_by_wide_loads(arch, name):
 @every_arch
 @pytest.mark.parametrize("name", SOME)
 def test_ring_of_loads_stays_full(arch, name):
-    """Between two products of the main loop no wait asks for fewer loads in flight than the slots behind hold."""
+    """No wait beside a product leaves fewer loads in flight than the other slots hold."""
     defines = variant(arch, name).defines
     per_slot = defines.get("ROWS") or defines["COLUMNS"]
     waits = _waits_in_ring(compiled(arch, name).assembly)
@@ -216,13 +216,13 @@ def test_ring_of_loads_stays_full(arch, name):
 
 
 def test_lanes_are_summed_before_any_is_switched_off():
-    """LLVM 19 moved permlanex16 behind the branch of the store; the emulator would fault, and the text shows it too."""
+    """LLVM 19 moved permlanex16 behind the branch of the store; the emulator would fault on it too."""
     for arch in ARCHS:
         lines = compiled(arch, DOT).assembly.splitlines()
         exchanges = [i for i, line in enumerate(lines) if "v_permlanex16_b32" in line]
         assert exchanges
         for at in exchanges:
-            before = [line for line in lines[:at] if "exec_lo" in line and "saveexec" in line or re.match(r"\.LBB", line)]
+            before = [line for line in lines[:at] if "saveexec" in line or line.startswith(".LBB")]
             assert before[-1].startswith(".LBB"), "a lane mask was narrowed in the block of the exchange"
 
 
@@ -264,7 +264,9 @@ def _waits_in_ring(assembly: str) -> list[int]:
             loops.append((sum(bool(product.search(x)) for x in lines[start:end]), start - end, start, end))
     _, _, start, end = max(loops)
     waits: list[int] = []
-    for block in re.split(r"^(?:\.LBB.*|; %bb.*|\s+s_c?branch.*)$", "\n".join(lines[start:end]), flags=re.MULTILINE):
+    for block in re.split(
+        r"^(?:\.LBB.*|; %bb.*|\s+s_c?branch.*)$", "\n".join(lines[start:end]), flags=re.MULTILINE
+    ):
         if product.search(block):
             for vmcnt, loadcnt in re.findall(r"vmcnt\((\d+)\)|s_wait_loadcnt (0x[0-9a-f]+)", block):
                 waits.append(int(vmcnt or loadcnt, 0))
