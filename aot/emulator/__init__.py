@@ -5,7 +5,8 @@
     kernel = Module(hsaco_bytes).kernel("my_kernel")
     report = launch(kernel, memory, grid=(1, 1, 1), block=(32, 1, 1), kernarg=struct.pack("<Q", x))
 
-Nothing is guessed: an instruction without semantics here raises UnimplementedInstruction with its text and address.
+Nothing is guessed: an instruction without semantics here raises UnimplementedInstruction with its text and
+address.
 """
 
 from .errors import (

@@ -37,7 +37,7 @@ class EmulatorError(Exception):
 
 
 class UnimplementedInstruction(EmulatorError):  # noqa: N818 - says what happened
-    """The emulator has no semantics for this instruction, or for a mode it is used in. Never skipped, never guessed."""
+    """The emulator has no semantics for this instruction, or for a mode it is used in: never guessed."""
 
 
 class UndecodableInstruction(UnimplementedInstruction):

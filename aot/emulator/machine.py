@@ -1,4 +1,4 @@
-"""What the waves of one batch of blocks share: global memory, their blocks' LDS, and the counters of the launch."""
+"""What the waves of a batch of blocks share: global memory, their blocks' LDS, the launch's counters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Machine:
         self.counts = counts
         self.races: LdsRaces | None = None  # None where a block is one wave
         words = blocks * self.lds_stride // 4
-        # A block starts with whatever the last one left in its LDS; 0xFF bytes mark what it has not written itself.
+        # A block starts with whatever the last one left in its LDS; 0xFF bytes mark what it has not written
+        # itself.
         self.lds = {4: np.full(words, 0xCDCDCDCD, np.uint32)}
         self.lds_undefined = {4: np.full(words, 0xFFFFFFFF, np.uint32)}
         for table in (self.lds, self.lds_undefined):

@@ -1,6 +1,7 @@
 """Vector and scalar memory instructions: global, flat, scratch, buffer, LDS, scalar loads.
 
-Addresses and stored values must be defined in every active lane. Every access is checked against what it may touch.
+Addresses and stored values must be defined in every active lane. Every access is checked against what it may
+touch.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def parse_access(operation: str) -> Access | None:
     return Access(match[1] == "store", min(bits // 8, 4), max(bits // 32, 1), match[3] == "i", half)
 
 
-# -- moving values between registers and memory -----------------------------------------------------------------------
+# -- moving values between registers and memory ----------------------------------------------------------
 
 
 def _extended(values: np.ndarray, access: Access) -> np.ndarray:
@@ -82,7 +83,7 @@ def _write_loaded(
     mask: np.ndarray | None,
     undefined: np.ndarray | None = None,
 ) -> None:
-    """Values [count, active lanes] to registers from `d`; `undefined` has their undefined bits, in the same shape."""
+    """Values [count, active lanes] to registers from `d`; `undefined` has their undefined bits, likewise."""
     shape = (st.count, 32)
     for i in range(access.count):
         value = _extended(values[i], access)
@@ -135,7 +136,7 @@ def _none_active(mask: np.ndarray | None) -> bool:
     return mask is not None and not mask.any()
 
 
-# -- global memory ----------------------------------------------------------------------------------------------------
+# -- global memory ---------------------------------------------------------------------------------------
 
 
 def _signed(value: int, bits: int) -> int:
@@ -159,7 +160,7 @@ def is_cache_control(instruction: Instruction) -> bool:
 
 
 def compile_global(instruction: Instruction, limits: RegisterLimits) -> Step:
-    """GLOBAL and FLAT loads and stores. A flat address into LDS or scratch lies outside every allocation and faults."""
+    """GLOBAL and FLAT. A flat address into LDS or scratch lies outside every allocation and faults."""
     operation = instruction.name.split("_", 1)[1]
     if operation.startswith("atomic_"):
         return _atomic_step(instruction, limits, operation.removeprefix("atomic_"))
@@ -289,7 +290,7 @@ def _atomic_step(instruction: Instruction, limits: RegisterLimits, operation: st
     return step
 
 
-# -- scratch ----------------------------------------------------------------------------------------------------------
+# -- scratch ---------------------------------------------------------------------------------------------
 
 
 def compile_scratch(instruction: Instruction, limits: RegisterLimits) -> Step:
@@ -363,7 +364,7 @@ def _shadow_rows(
     return rows
 
 
-# -- buffers ----------------------------------------------------------------------------------------------------------
+# -- buffers ---------------------------------------------------------------------------------------------
 
 
 def compile_buffer(instruction: Instruction, limits: RegisterLimits) -> Step:
@@ -427,7 +428,7 @@ def compile_buffer(instruction: Instruction, limits: RegisterLimits) -> Step:
     return step
 
 
-# -- LDS --------------------------------------------------------------------------------------------------------------
+# -- LDS -------------------------------------------------------------------------------------------------
 
 
 def compile_lds(instruction: Instruction, limits: RegisterLimits) -> Step:
@@ -462,7 +463,8 @@ def _lds_places(st: Waves, address: int, offset: int, access: Access, mask: np.n
     if int(where.max()) + access.nbytes > machine.lds_bytes:
         position = int(where.argmax())
         error = LdsAccessError(
-            f"access of {access.nbytes} bytes at LDS byte {int(where[position])}, the block has {machine.lds_bytes}"
+            f"access of {access.nbytes} bytes at LDS byte {int(where[position])}, "
+            f"the block has {machine.lds_bytes}"
         )
         raise _blame(st, mask, error, position)
     if access.unit > 1:
@@ -642,7 +644,7 @@ def _crossbar_step(instruction: Instruction, limits: RegisterLimits, operation: 
     return step
 
 
-# -- scalar memory ----------------------------------------------------------------------------------------------------
+# -- scalar memory ---------------------------------------------------------------------------------------
 
 _SCALAR_LOAD = re.compile(r"s_(buffer_)?load_([bui])(8|16|32|64|96|128|256|512)$")
 _SCALAR_HINTS = ("s_dcache_inv", "s_gl1_inv", "s_prefetch_", "s_buffer_prefetch_data")

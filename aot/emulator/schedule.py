@@ -1,12 +1,13 @@
 """Running a batch of blocks: which group of waves goes next, where groups part and meet, and barriers.
 
-Blocks are independent, so all waves of all blocks of a batch that stand at one program counter run as one group. Groups that
-part at a branch meet again because the one with the lowest program counter always goes first.
+Blocks are independent, so all waves of all blocks of a batch that stand at one program counter run as one
+group. Groups that part at a branch meet again because the one with the lowest program counter always goes
+first.
 
-That is the "lockstep" schedule. It can hide a missing barrier: waves that move together see each other's stores early. The serial
-schedules do not: between two barriers, all of one wave runs before anything of the next, in rising ("forward"), falling
-("reverse") or, drawn anew after each barrier, random order. Only the same wave of different blocks then shares a group. A kernel
-whose result depends on the order lacks a barrier.
+That is the "lockstep" schedule. It can hide a missing barrier: waves that move together see each other's
+stores early. The serial schedules do not: between two barriers, all of one wave runs before anything of the
+next, in rising ("forward"), falling ("reverse") or, drawn anew after each barrier, random order. Only the
+same wave of different blocks then shares a group. A kernel whose result depends on the order lacks a barrier.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Batch:
     """Blocks that run together, to their end."""
 
     def __init__(
-        self, program: Program, kernel: str, machine: Machine, waves: Waves, blocks: int, waves_per_block: int,
-        schedule: str, generator: random.Random, budget: int,
+        self, program: Program, kernel: str, machine: Machine, waves: Waves, blocks: int,
+        waves_per_block: int, schedule: str, generator: random.Random, budget: int,
     ):  # fmt: skip
         self.program, self.kernel, self.machine = program, kernel, machine
         self.schedule, self.generator, self.budget = schedule, generator, budget
@@ -155,8 +156,9 @@ class Batch:
                 and skipped.exit.next == leave.target
                 and not self._anyone_between(leave, st)
             ):
-                # Waves without an active lane may as well run the code that they would jump over: it only touches active
-                # lanes. It keeps the group whole where loads are masked. They are not counted as having run it.
+                # Waves without an active lane may as well run the code that they would jump over: it only
+                # touches active lanes. It keeps the group whole where loads are masked. They are not counted
+                # as having run it.
                 st.pc = leave.next
                 self._execute(skipped, st)
                 self.runs[skipped.index] -= int(taken.sum())
@@ -184,7 +186,7 @@ class Batch:
         self._split(st, [(addresses == t, int(t)) for t in targets])
         return False
 
-    # -- barriers -------------------------------------------------------------------------------------------------
+    # -- barriers ----------------------------------------------------------------------------------------
 
     def _barrier(self, leave: Exit, st: Waves) -> bool:
         slots = st.block - self.machine.first_block
@@ -209,7 +211,7 @@ class Batch:
         return False
 
     def _passable(self, st: Waves) -> np.ndarray:
-        """Which waves of the group have a complete barrier: every living wave of the block has signalled it."""
+        """Which waves of the group have a complete barrier: all living waves of the block signalled it."""
         reached = np.where(self.alive, self.signals, np.iinfo(np.int64).max).min(axis=1)
         slots = st.block - self.machine.first_block
         return reached[slots] >= self.waits[slots, st.wave]
@@ -239,8 +241,8 @@ class Batch:
         self.ready = free
 
     def _check_nobody_left(self) -> None:
-        """The hardware no longer waits for a wave that has ended. A wave that ends while others of its block still
-        wait for it has taken another path than they did, which no kernel of ours means to do."""
+        """The hardware no longer waits for a wave that has ended. A wave that ends while others of its block
+        still wait for it has taken another path than they did, which no kernel of ours means to do."""
         for group in self.parked:
             slots = group.block - self.machine.first_block
             behind = ~self.alive[slots] & (self.signals[slots] < self.waits[slots, group.wave][:, None])
