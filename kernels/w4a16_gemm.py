@@ -80,7 +80,7 @@ def w4a16_gemm(
         # The next tile's scales are on their way while this tile is multiplied: the pipeliner copies only
         # loads of 4 bytes and more ahead of time. Past the last tile the clamped group keeps the address
         # inside the row.
-        if SCALES == BLOCK_K // 8:
+        if SCALE_WEIGHTS and SCALES == BLOCK_K // 8:
             group = ((tile + 1) * BLOCK_K + column) // group_size
         else:
             tiles_left -= 1
