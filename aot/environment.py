@@ -3,7 +3,7 @@
 | variable | meaning |
 |---|---|
 | XDG_CACHE_HOME | parent of the default build cache `gristmill`; ~/.cache when unset |
-| GRISTMILL_HIP_COMPILER | ROCm's clang for HIP kernels, a path or a name on PATH; the clang of ziglang when unset |
+| GRISTMILL_HIP_COMPILER | ROCm's clang for HIP kernels, by path or name; ziglang's clang when unset |
 | SOURCE_DATE_EPOCH | time stamp of the files in a wheel, seconds since 1970; 1980-01-01 when unset |
 
 Variables that steer Triton or LLVM are not read but removed: what is built depends on the sources, the rows
