@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 from assembled import ARCHS, Source, assemble, execute
-from gristmill.aot.emulator import BarrierError, DeviceMemory, launch
+from gristmill.aot.emulator import BarrierError, DeviceMemory, UnimplementedInstruction, launch
 
 LANE = np.arange(32, dtype=np.uint32)
 X = (LANE * np.uint32(0x01010101) + np.uint32(0x80)).astype(np.uint32)
@@ -187,6 +187,33 @@ def test_scratch_keeps_a_value_per_lane(arch):
         scratch_bytes=16,
     )
     np.testing.assert_array_equal(execute(arch, source, X, Y).outputs, [X, Y])
+
+
+def test_raw_buffer_reads_zero_outside(arch):
+    """Lanes 0 to 15 lie inside the 64 bytes of the buffer; the others read 0 and store nothing."""
+    zero = "null" if arch.startswith("gfx12") else "0"
+    source = Source(
+        "buffer",
+        f"""s_mov_b64 s[20:21], s[4:5]
+            s_mov_b32 s22, 64
+            s_mov_b32 s23, 0x31004000
+            buffer_load_b32 v30, v1, s[20:23], {zero} offen
+            s_mov_b64 s[20:21], s[6:7]
+            v_mov_b32 v2, 7
+            buffer_store_b32 v2, v1, s[20:23], {zero} offen offset:128
+            WAIT""",
+    )
+    got = execute(arch, source, X, Y).outputs[0]
+    np.testing.assert_array_equal(got, np.where(LANE < 16, X, 0))
+
+
+def test_matrix_instruction_needs_all_lanes(arch):
+    registers = "v[40:47], v[48:55]" if arch.startswith("gfx11") else "v[40:43], v[44:47]"
+    setup = "\n".join(f"v_mov_b32 v{n}, 0" for n in range(30, 64))
+    body = f"{setup}\n{{}}v_wmma_f32_16x16x16_f16 v[30:37], {registers}, v[56:63]"
+    assert (execute(arch, Source("whole", body.format("")), X).outputs == 0).all()
+    with pytest.raises(UnimplementedInstruction, match="lanes switched off"):
+        execute(arch, Source("part", body.format("s_mov_b32 exec_lo, 0xffff\n")), X)
 
 
 # Scalar instructions: the result is written to s30, SCC to s31.
