@@ -15,13 +15,13 @@ from pathlib import Path
 
 import gristmill
 from gristmill.aot.code_object import build_machine_folders, check_object, check_paths
-from gristmill.aot.compile_triton import CompiledObject, argument_layout
+from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.compilers import Variant, argument_layout, block, dynamic_shared_bytes
 from gristmill.aot.errors import BuildError, ObjectError
 from gristmill.aot.sources import Rows, rows_digest, source_path
 from gristmill.aot.targets import Target
 from gristmill.errors import FormulaError, ManifestError
 from gristmill.formula import Formula
-from gristmill.kernels.variant import TritonVariant
 from gristmill.manifest import Entry, Manifest, Needs, Rule
 from gristmill.packs import Pack
 
@@ -117,7 +117,7 @@ def check_pack(folder: Path) -> Pack:
     return pack
 
 
-def _entry(target: Target, variant: TritonVariant, result: CompiledObject) -> Entry:
+def _entry(target: Target, variant: Variant, result: CompiledObject) -> Entry:
     arguments = argument_layout(variant)
     try:
         facts = check_object(result.code, target, result.symbol, arguments, result.threads)
@@ -135,9 +135,9 @@ def _entry(target: Target, variant: TritonVariant, result: CompiledObject) -> En
         source=source_path(variant),
         arguments=arguments,
         grid=(x, y, z),
-        block=(result.threads, 1, 1),
+        block=block(variant, result),
         static_shared_bytes=facts.static_shared_bytes,
-        dynamic_shared_bytes=Formula(str(result.dynamic_shared_bytes)),
+        dynamic_shared_bytes=Formula(dynamic_shared_bytes(variant, result)),
         needs=Needs(variant.dtype, variant.zero_points, conditions),
         roundings=variant.roundings,
         weights_in_dtype=variant.weights_in_dtype,

@@ -14,26 +14,32 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.aot.compile_triton import compile_options
+from gristmill.aot.compilers import Variant, cxx_key_facts, cxx_source_digests
 from gristmill.aot.errors import BuildError
 from gristmill.aot.targets import Target
 from gristmill.aot.toolchain import triton_identity
-from gristmill.kernels.variant import PolicyRow, TritonVariant
+from gristmill.kernels.variant import CxxVariant, PolicyRow, TritonVariant
 
-# Each has `variants(arch)` and `policy(arch)`.
-ROW_MODULES = ("gristmill.kernels.w4a16_gemm_variants",)
+# Each has `variants(arch)` and `policy(arch)`. The first rule that holds is taken, so the kernels for few
+# tokens stand before the one that takes whatever is left.
+ROW_MODULES = (
+    "gristmill.csrc.w4a16_skinny_hip_variants",
+    "gristmill.csrc.w4a16_skinny_cuda_variants",
+    "gristmill.kernels.w4a16_gemm_variants",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """All that is to be built for one arch."""
 
-    variants: tuple[TritonVariant, ...]
+    variants: tuple[Variant, ...]
     policy: tuple[PolicyRow, ...]
 
 
 def read_rows(arch: str, modules: Sequence[str] = ROW_MODULES) -> Rows:
     """The rows of `arch` in all of `modules`; BuildError when there are none or two have one name."""
-    variants: list[TritonVariant] = []
+    variants: list[Variant] = []
     policy: list[PolicyRow] = []
     for name in modules:
         try:
@@ -51,11 +57,13 @@ def read_rows(arch: str, modules: Sequence[str] = ROW_MODULES) -> Rows:
     return Rows(tuple(variants), tuple(policy))
 
 
-def object_key(variant: TritonVariant, target: Target) -> str:
+def object_key(variant: Variant, target: Target) -> str:
     """The name of the variant's object in the cache: a digest of all that the object depends on.
 
     Variants that differ in what selection needs, not in code, share a key and so an object.
     """
+    if isinstance(variant, CxxVariant):
+        return _digest(cxx_key_facts(variant, target))
     return _digest(
         {
             "target": [target.arch, *target.triton],
@@ -74,16 +82,28 @@ def object_key(variant: TritonVariant, target: Target) -> str:
 
 def rows_digest(rows: Rows) -> str:
     """Digest of rows and kernel sources: what the manifest calls the source digest."""
-    modules = sorted({variant.module for variant in rows.variants})
+    sources: dict[str, Mapping[str, str]] = {}
+    for variant in rows.variants:
+        if isinstance(variant, CxxVariant):
+            if variant.source not in sources:
+                sources[variant.source] = cxx_source_digests(variant)
+        else:
+            sources[variant.module] = source_digests(variant.module)
     return _digest(
         {
-            "variants": [
-                {**asdict(variant), "signature": list(variant.signature.items())} for variant in rows.variants
-            ],
+            "variants": [_row_document(variant) for variant in rows.variants],
             "policy": [asdict(row) for row in rows.policy],
-            "sources": {name: source_digests(name) for name in modules},
+            "sources": sources,
         }
     )
+
+
+def _row_document(variant: Variant) -> dict[str, Any]:
+    """The row as JSON, its mappings whose order counts as lists."""
+    document = asdict(variant)
+    if isinstance(variant, TritonVariant):
+        document["signature"] = list(variant.signature.items())
+    return document
 
 
 @lru_cache
@@ -115,8 +135,10 @@ def source_digests(module: str) -> Mapping[str, str]:
     return dict(sorted(digests.items()))
 
 
-def source_path(variant: TritonVariant) -> str:
+def source_path(variant: Variant) -> str:
     """The file of the variant's kernel as people know it: `kernels/w4a16_gemm.py`."""
+    if isinstance(variant, CxxVariant):
+        return variant.source
     return "/".join(variant.module.split(".")[-2:]) + ".py"
 
 

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from gristmill.aot.cache import ObjectCache
-from gristmill.aot.compile_triton import compile_variant
+from gristmill.aot.compilers import compile_variant
 from gristmill.aot.errors import BuildError
 from gristmill.aot.sources import object_key, read_rows
 from gristmill.aot.targets import find_target

@@ -33,10 +33,10 @@ constexpr int SOURCES = CLUSTER * WARPS_K;     // sums per output
 constexpr int COLUMNS = TOKENS / 8;            // n-tiles of the mma
 
 // A dependent mma waits about 33 cycles, an independent one 8: at least four sums should be open at a time. Many columns
-// give them by themselves; few columns get a second accumulator for every other mma. With two tiles and many columns,
-// half a chunk is unpacked at a time, since its 32 registers a tile would not fit beside the sums.
+// give them by themselves; few columns get a second accumulator for every other mma. Where the 32 registers a tile of an
+// unpacked chunk would not fit beside the sums (ptxas spills), half a chunk is unpacked at a time.
 constexpr int BLOCK = COLUMNS % 4 == 0 ? 4 : COLUMNS % 3 == 0 ? 3 : COLUMNS;
-constexpr int PASS = TILES * COLUMNS > 4 && WORDS > 2 ? 2 : WORDS;
+constexpr int PASS = WORDS > 2 && TILES * COLUMNS > (BF16 || ZEROS ? 1 : 4) ? 2 : WORDS;
 constexpr int SPLIT = BLOCK * TILES < 4 && PASS > 1 ? 2 : 1;
 
 static_assert(TOKENS % 8 == 0 && ROWS % CLUSTER == 0 && THREADS % OWN_ROWS == 0 && THREADS % 64 == 0);
