@@ -7,7 +7,8 @@ this file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from gristmill.kernels.variant import CxxVariant, PolicyRow
 
@@ -71,7 +72,8 @@ def variants(arch: str) -> list[CxxVariant]:
     if arch not in ARCHES:
         return []
     rows = [_dot(dot, dtype, zero_points) for dot in (*DOTS, *ANY_GROUP_DOTS) for dtype, zero_points in KINDS]
-    return rows + [_wmma(wmma, dtype, zero_points) for wmma in WMMAS for dtype, zero_points in KINDS]
+    rows += [_wmma(wmma, dtype, zero_points) for wmma in WMMAS for dtype, zero_points in KINDS]
+    return [replace(row, figures=_figures(arch, row)) for row in rows]
 
 
 def policy(arch: str) -> list[PolicyRow]:
@@ -210,6 +212,22 @@ DEVICES = {
 def weight_bytes(group_size: int, zero_points: bool) -> float:
     """Bytes of memory that one weight takes, its share of scale and zero point included."""
     return 0.5 + (4 if zero_points else 2) / group_size
+
+
+def _figures(arch: str, row: CxxVariant) -> Mapping[str, int]:
+    """Counts and prediction as `gristmill list --resources` shows them: per 1000 weights, and in percent."""
+    counts = COUNTS[arch].get(row.name)
+    if counts is None:
+        return {}
+    read = weight_bytes(128, row.zero_points)
+    return {
+        "valu_per_1000_weights": round(1000 * counts.valu),
+        "wmma_per_1000_weights": round(1000 * counts.wmma),
+        "lds_reads_per_1000_weights": round(1000 * counts.lds),
+        "global_loads_per_1000_weights": round(1000 * counts.global_memory),
+        "issue_percent_of_memory_time_predicted": round(100 * DEVICES[arch].issue_over_memory(counts, read)),
+        "lds_percent_of_memory_time_predicted": round(100 * DEVICES[arch].lds_over_memory(counts, read)),
+    }
 
 
 # Counted by `python tests/hip_kernels.py counts`; a test compares some of them with what the kernels are now.

@@ -20,7 +20,9 @@ class TritonVariant:
     function: str  # the @triton.jit function in it
     signature: Mapping[str, str]  # argument -> Triton type: "*fp16", "*i32", "i32", "i64"
     constexprs: Mapping[str, object]
-    divisibility: Mapping[str, int]  # argument -> what its value may be assumed a multiple of (bytes for a pointer)
+    divisibility: Mapping[
+        str, int
+    ]  # argument -> what its value may be assumed a multiple of (bytes for a pointer)
     num_warps: int
     num_stages: int
     grid: tuple[str, str, str]  # formulas, in blocks
@@ -59,3 +61,5 @@ class CxxVariant:
     conditions: tuple[str, ...]  # formulas, all of which a problem must meet
     roundings: int  # see gristmill.manifest.Entry
     weights_in_dtype: bool
+    # What people are told of it beside registers and the like, in the entry's resources: counts, predictions.
+    figures: Mapping[str, int] = field(default_factory=dict)

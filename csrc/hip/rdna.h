@@ -27,7 +27,7 @@ constexpr int WAVE = 32;
 DEVICE int thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE int block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 DEVICE int minimum(int a, int b) { return a < b ? a : b; }
-DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+DEVICE int ceil_div(int a, int b) { return (a - 1) / b + 1; }  // a >= 1
 
 // Tells the compiler that all lanes hold the same value, so that addresses made of it stay in scalar registers.
 DEVICE int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
