@@ -20,9 +20,7 @@ class TritonVariant:
     function: str  # the @triton.jit function in it
     signature: Mapping[str, str]  # argument -> Triton type: "*fp16", "*i32", "i32", "i64"
     constexprs: Mapping[str, object]
-    divisibility: Mapping[
-        str, int
-    ]  # argument -> what its value may be assumed a multiple of (bytes for a pointer)
+    divisibility: Mapping[str, int]  # argument -> what divides its value for sure (bytes for a pointer)
     num_warps: int
     num_stages: int
     grid: tuple[str, str, str]  # formulas, in blocks
@@ -45,7 +43,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class CxxVariant:
-    """One specialisation of a C++ kernel: one source file, compiled with its own macros into its own object."""
+    """One specialisation of a C++ kernel: a source file compiled with its own macros into its own object."""
 
     name: str  # the entry's name in the manifest, unique in a pack
     op: str
