@@ -54,6 +54,11 @@ def block(variant: Variant, result: CompiledObject) -> tuple[int, int, int]:
     return variant.block if isinstance(variant, CxxVariant) else (result.threads, 1, 1)
 
 
+def figures(variant: Variant) -> Mapping[str, int]:
+    """What the row itself tells people of the kernel, beside what its code object says."""
+    return variant.figures if isinstance(variant, CxxVariant) else {}
+
+
 def _compiler(variant: Variant) -> ModuleType:
     if isinstance(variant, TritonVariant):
         return compile_triton
