@@ -14,6 +14,9 @@ import sys
 from fetch_model import fetch_model
 from workspace import ARCHS, BUILD, PACKS, SOURCE, WHEELS, Environment, step
 
+# Which extra brings the Python side of a driver whose library is there.
+DRIVER_LIBRARIES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
+
 
 def main() -> None:
     step("build environment: .venv, with Triton for both vendors and clang for HIP from PyPI (a few minutes once)")
@@ -30,9 +33,8 @@ def main() -> None:
     runner = Environment(BUILD / "run")
     wheels = sorted(WHEELS.glob("gristmill*.whl"))
     runner.install(*wheels, options=["--force-reinstall", "--no-deps"])
-    extras = ["gguf", *(["cuda"] if _loads("libcuda.so.1") else []), *(["rocm"] if _loads("libamdhip64.so") else [])]
-    core = next(wheel for wheel in wheels if wheel.name.startswith("gristmill-0"))
-    runner.install(f"gristmill[{','.join(extras)}] @ {core.as_uri()}")
+    drivers = [extra for extra, library in DRIVER_LIBRARIES.items() if _loads(library)]
+    runner.install(f"gristmill[{','.join(['gguf', *(drivers or ['emulator'])])}]")
 
     step("model: build/model (93 MB, once)")
     model = fetch_model(runner)
@@ -40,13 +42,13 @@ def main() -> None:
     step("cover: every layer, for every M up to 512, resolves to a prebuilt kernel")
     runner.gristmill("cover", model, "--arch", ARCHS, "--m", "1..512")
 
-    if len(extras) > 1:
+    if drivers:
         step("check: all layers on the GPU against a float64 reference")
         runner.gristmill("doctor")
         runner.gristmill("check", model)
     else:
-        step("no GPU found: check the packed layers through the reference path instead")
-        runner.gristmill("check", model, "--device", "cpu", "--layers", "4")
+        step("no GPU found: run real layers through the emulated gfx1151, instruction by instruction (a minute)")
+        runner.gristmill("check", model, "--device", "emulated:gfx1151", "--layers", "4", "--m", "1,5,17,40")
     step("done")
 
 
