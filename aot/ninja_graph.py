@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import IO
 
 from gristmill.aot.environment import child_environment
-from gristmill.aot.errors import CompileError
+from gristmill.aot.errors import BuildError, CompileError
 from gristmill.aot.toolchain import ninja_program
 
 # Upper bound of a batch: above it the import of triton no longer counts, and progress shows too rarely.
 MAX_BATCH = 12
 # Batches per job: enough that the jobs end at about the same time.
 BATCHES_PER_JOB = 4
+
+# Exit code of ninja when it, or a command of it, was told to stop.
+_INTERRUPTED = 130
 
 # Of a compiler's log, what a message shows.
 _LOG_TAIL = 6000
@@ -65,6 +68,7 @@ def compile_batches(
     Raises
     ------
     CompileError : a variant failed; the message has its name and the compiler's words
+    BuildError : somebody stopped it
     ToolchainError : there is no ninja
     """
     ninja = ninja_program()
@@ -93,6 +97,10 @@ def compile_batches(
             if not line.startswith("ninja: Entering directory"):
                 progress.write(line)
                 progress.flush()
+    if process.returncode == _INTERRUPTED:
+        raise BuildError(
+            "the build was interrupted; what was compiled is in the cache, so build again to go on"
+        )
     if process.returncode:
         raise CompileError(_failure(batches, folder) or f"ninja ended with exit code {process.returncode}")
     seconds: dict[str, float] = {}

@@ -33,8 +33,6 @@ from gristmill.packs import NAMESPACE, Pack, distribution_name
 # The most that a pack's wheel may have.
 PACK_BUDGET_BYTES = 10_000_000
 
-# Folders of the source tree that the core wheel is made from -> where they lie in the wheel.
-CORE_FOLDERS = {"dispatch": "gristmill", "kernels": "gristmill/kernels", "aot": "gristmill/aot"}
 _CORE_FILES = ("pyproject.toml", "README.md", "LICENSE")
 
 _PACK_PROJECT = """\
@@ -120,20 +118,31 @@ def core_wheel(source: Path, out: Path) -> Wheel:
 
     Raises
     ------
-    WheelError : no source tree, or a module of it that pyproject.toml leaves out
+    WheelError : no source tree, or a file of it that pyproject.toml leaves out
     """
-    missing = [name for name in (*_CORE_FILES, *CORE_FOLDERS) if not (source / name).exists()]
+    missing = [name for name in _CORE_FILES if not (source / name).exists()]
     if missing:
         raise WheelError(f"{source} is not the source tree of gristmill: no {', '.join(missing)}")
     files = {source / name: name for name in _CORE_FILES}
-    modules = []
-    for folder, place in CORE_FOLDERS.items():
+    wanted = []
+    for folder, place in core_folders(source).items():
         for path in _files(source / folder):
             within = path.relative_to(source / folder).as_posix()
             files[path] = f"{folder}/{within}"
-            if path.suffix == ".py":
-                modules.append(f"{place}/{within}")
-    return _wheel(_build(files, {}, out, wanted=modules), None, 0, 0)
+            wanted.append(f"{place}/{within}")
+    return _wheel(_build(files, {}, out, wanted), None, 0, 0)
+
+
+def core_folders(source: Path) -> dict[str, str]:
+    """Folders of the source tree that the core wheel is made from -> where they lie in the wheel."""
+    require(WHEEL_PACKAGES, "making wheels")
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # `build` brings it
+    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = project["tool"]["setuptools"]["package-dir"]
+    return {folder: package.replace(".", "/") for package, folder in folders.items()}
 
 
 def source_tree() -> Path:
@@ -190,7 +199,7 @@ def _build(
             lost = sorted(set(wanted) - set(archive.namelist()))
         if lost:
             raise WheelError(
-                f"{wheel.name} lacks {', '.join(lost)}; is its package listed in pyproject.toml?"
+                f"{wheel.name} lacks {', '.join(lost)}; are package and data listed in pyproject.toml?"
             )
         size = wheel.stat().st_size
         if budget_bytes is not None and size > budget_bytes:

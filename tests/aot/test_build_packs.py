@@ -171,6 +171,11 @@ def test_failing_variant_fails_the_build_with_its_name_and_the_compilers_words(
     assert not list((tmp_path / "cache").rglob("object"))
 
 
+def test_build_that_was_stopped_says_so(build, rows_of):
+    with pytest.raises(BuildError, match="the build was interrupted; what was compiled is in the cache"):
+        build(rows=rows_of(KERNELS + "\nimport os\nos.kill(os.getpid(), 2)\n"))
+
+
 def test_one_failing_arch_leaves_all_packs_alone_and_the_cache_has_the_rest(build, rows_of, tmp_path):
     rows = rows_of(KERNELS, ("one", "two"), "options={'maxnreg': 64 if name == 'one' else 128}")
     with pytest.raises(

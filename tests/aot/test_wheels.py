@@ -15,18 +15,35 @@ from pathlib import Path
 import gristmill
 import pytest
 from gristmill.aot.errors import ObjectError, WheelError
-from gristmill.aot.wheel import CORE_FOLDERS, core_wheel, find_license, pack_wheel, source_tree
+from gristmill.aot.wheel import core_folders, core_wheel, find_license, pack_wheel, source_tree
 from gristmill.cli import main
 from gristmill.errors import PackError
 
 VERSION = gristmill.__version__
 
 
+def copy_source(source: Path, target: Path) -> Path:
+    """Copy what the core wheel is made from."""
+    target.mkdir(parents=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(source / name, target / name)
+    for folder in core_folders(source):
+        shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return target
+
+
 @pytest.fixture(scope="module")
-def made(tiny_packs, tmp_path_factory) -> Path:
+def source(tmp_path_factory) -> Path:
+    """The source tree as it is now; it may be edited while the tests run."""
+    return copy_source(source_tree(), tmp_path_factory.mktemp("tree") / "source")
+
+
+@pytest.fixture(scope="module")
+def made(tiny_packs, source, tmp_path_factory) -> Path:
     """Wheels of the core and of two packs, from the command."""
     out = tmp_path_factory.mktemp("wheels") / "dist"
-    assert main(["wheel", "--packs", str(tiny_packs), "--arch", "gfx1201,sm90", "--out", str(out)]) == 0
+    arguments = ["--packs", str(tiny_packs), "--arch", "gfx1201,sm90", "--source", str(source)]
+    assert main(["wheel", *arguments, "--out", str(out)]) == 0
     return out
 
 
@@ -69,25 +86,28 @@ def test_pack_wheel_metadata(made):
     assert found["Requires-Dist"] is None
 
 
-def test_core_wheel_holds_every_module_and_no_pack(made):
+def test_core_wheel_holds_every_module_and_no_pack(made, source):
     with zipfile.ZipFile(made / f"gristmill-{VERSION}-py3-none-any.whl") as archive:
         names = set(archive.namelist())
         points = archive.read(f"gristmill-{VERSION}.dist-info/entry_points.txt").decode()
-    for folder, place in CORE_FOLDERS.items():
-        for path in (source_tree() / folder).rglob("*.py"):
-            assert f"{place}/{path.relative_to(source_tree() / folder).as_posix()}" in names
+    assert core_folders(source).keys() >= {"dispatch", "kernels", "csrc", "aot"}
+    for folder, place in core_folders(source).items():
+        for path in (source / folder).rglob("*.py"):
+            assert f"{place}/{path.relative_to(source / folder).as_posix()}" in names
+    assert "gristmill/csrc/include/ptx.h" in names
     assert not [name for name in names if name.startswith(("gristmill_packs", "tests", "build"))]
     assert "build = gristmill.aot.commands.build" in points
     assert metadata(made / f"gristmill-{VERSION}-py3-none-any.whl")["License-Expression"] == "Apache-2.0"
 
 
-def test_wheels_again_from_elsewhere_have_the_same_bytes(made, tiny_packs, tmp_path):
-    moved = Path(shutil.copytree(tiny_packs, tmp_path / "moved"))
-    for path in moved.rglob("*"):
+def test_wheels_again_from_elsewhere_have_the_same_bytes(made, source, tiny_packs, tmp_path):
+    moved = Path(shutil.copytree(tiny_packs, tmp_path / "moved" / "packs"))
+    moved_source = copy_source(source, tmp_path / "moved" / "source")
+    for path in (tmp_path / "moved").rglob("*"):
         path.chmod(0o700)
     result = subprocess.run(
         [sys.executable, "-m", "gristmill", "wheel", "--json", "--arch", "gfx1201,sm90",
-         "--packs", moved, "--out", tmp_path / "dist"],
+         "--packs", moved, "--source", moved_source, "--out", tmp_path / "dist"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "HOME": str(tmp_path)},
         umask=0o077,
@@ -193,20 +213,14 @@ def test_pack_of_another_version_is_refused(pack, tmp_path):
         pack_wheel(pack, tmp_path / "dist", "licence")
 
 
-def test_module_that_pyproject_leaves_out_is_named(tmp_path):
-    source = tmp_path / "source"
-    ignore = shutil.ignore_patterns("__pycache__", "emulator")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        source.mkdir(exist_ok=True)
-        shutil.copy(source_tree() / name, source / name)
-    for folder in CORE_FOLDERS:
-        shutil.copytree(source_tree() / folder, source / folder, ignore=ignore)
-    project = source / "pyproject.toml"
-    project.write_text(project.read_text().replace('    "gristmill.aot.emulator",\n', ""))
-    (source / "dispatch" / "forgotten").mkdir()
-    (source / "dispatch" / "forgotten" / "__init__.py").write_text("")
-    with pytest.raises(WheelError, match=r"lacks gristmill/forgotten/__init__\.py; is its package listed"):
-        core_wheel(source, tmp_path / "dist")
+def test_file_that_pyproject_leaves_out_is_named(source, tmp_path):
+    copy = copy_source(source, tmp_path / "source")
+    (copy / "dispatch" / "forgotten").mkdir()
+    (copy / "dispatch" / "forgotten" / "__init__.py").write_text("")
+    (copy / "dispatch" / "table.json").write_text("{}")
+    lost = r"lacks gristmill/forgotten/__init__\.py, gristmill/table\.json; are package and data listed"
+    with pytest.raises(WheelError, match=lost):
+        core_wheel(copy, tmp_path / "dist")
 
 
 def test_what_is_missing_for_wheels_is_said(tmp_path, capsys, monkeypatch, tiny_packs):
