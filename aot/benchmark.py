@@ -1,0 +1,213 @@
+"""Timing of kernels on an NVIDIA GPU, ours and the peers', in one process.
+
+A CUDA graph holds one launch per copy of the weight, with copies enough that no weight is still in the L2
+when its turn comes again; a time is the median over replays, divided by the launches. So it has the kernel
+and the gap between two kernels of a stream, and nothing of the host.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gristmill.aot.peers import GROUP_SIZE, Peer, PeerError, peers
+from gristmill.manifest import Manifest
+from gristmill.packed_weight import ROW_WORDS, PackedWeight
+from gristmill.prepared import Choice, PreparedWeight, prepare
+from gristmill.select import select, unmet_needs
+from gristmill.torch_weights import pad_rows
+
+SHAPES = (  # K, N of real layers; the last has neither a multiple of 128
+    (4096, 4096), (4096, 6144), (4096, 28672), (14336, 4096),
+    (2560, 6144), (2560, 19456), (9728, 2560), (2112, 2816),
+)  # fmt: skip
+MS = (1, 2, 4, 8, 16, 32, 64)
+REPLAYS = 9
+L2_MULTIPLE = 3  # copies of a weight are this many times the L2 together
+MOST_COPIES = 40
+COPY_BYTES = 2**31
+
+
+@dataclass(slots=True)
+class Cell:
+    """One problem, timed."""
+
+    K: int
+    N: int
+    M: int
+    dtype: str
+    us: float
+    entry: str
+    floor_us: float
+    gbps: float
+    percent_of_copy: float
+    peers_us: dict[str, float] = field(default_factory=dict)
+    entries_us: dict[str, float] = field(default_factory=dict)  # every entry that can, when asked for
+
+    @property
+    def best_peer_us(self) -> float | None:
+        return min(self.peers_us.values(), default=None)
+
+
+def conditions(torch: Any) -> dict[str, Any]:
+    """What the numbers depend on."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gristmill": importlib.metadata.version("gristmill"),
+        "group_size": GROUP_SIZE,
+        "replays": REPLAYS,
+        "copy_gbps": round(copy_gbps(torch), 1),
+    }
+
+
+def copy_gbps(torch: Any) -> float:
+    """Rate of a large copy in device memory, bytes read and written."""
+    source = torch.empty(COPY_BYTES, device="cuda", dtype=torch.uint8).random_()
+    target = torch.empty_like(source)
+    us = time_us(torch, [lambda: target.copy_(source)])
+    return 2 * COPY_BYTES / us / 1000
+
+
+def time_us(torch: Any, calls: list[Callable[[], Any]]) -> float:
+    """Time of one call in us: the median of graph replays, divided by the calls in the graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(1000 * start.elapsed_time(stop) / len(calls))
+    return statistics.median(times)
+
+
+def run(
+    torch: Any, shapes, ms, dtype: str, copy_rate: float, every_entry: bool, report: Callable[[str], None]
+) -> Iterator[Cell]:
+    """Time every (K, N) in `shapes` for every M in `ms`.
+
+    Parameters
+    ----------
+    dtype : of the activations
+    copy_rate : GB/s, what the floor of a time is made from
+    every_entry : time each entry of the pack that can run the problem, not the chosen one alone
+    report : gets a line for a peer that is left out
+    """
+    missing: set[str] = set()
+    for K, N in shapes:
+        weights = make_weights(torch, N, K, dtype)
+        cells = [_own(torch, weights, M, dtype, copy_rate, every_entry) for M in ms]
+        count = len(weights)
+        del weights
+        for peer in peers():
+            if peer.name not in missing:
+                _add_peer(torch, peer, cells, count, dtype, report, missing)
+        yield from cells
+
+
+def make_weights(torch: Any, N: int, K: int, dtype: str) -> list[PackedWeight]:
+    """Random weights, enough of them to leave the L2 between two turns."""
+    words = -(-K // 8)
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    copies = max(4, min(MOST_COPIES, -(-L2_MULTIPLE * l2_bytes // (4 * N * words))))
+    type_ = getattr(torch, dtype)
+    weights = []
+    for _ in range(copies):
+        qweight = torch.randint(-(2**31), 2**31, (N, words), device="cuda", dtype=torch.int64).int()
+        qweight = pad_rows(qweight)[:, :words] if words % ROW_WORDS else qweight
+        scales = (torch.rand(N, -(-K // GROUP_SIZE), device="cuda") / 50).to(type_)
+        weights.append(PackedWeight(K, N, GROUP_SIZE, dtype, qweight, scales))
+    return weights
+
+
+def _own(torch: Any, weights, M: int, dtype: str, copy_rate: float, every_entry: bool) -> Cell:
+    prepared = [prepare(weight) for weight in weights]
+    one = prepared[0]
+    x = torch.randn(M, one.K, device="cuda").to(getattr(torch, dtype))
+    out = torch.empty(M, one.N, device="cuda", dtype=x.dtype)
+    chosen = _choice(one, M, one.loader.pack.manifest)
+    us = _time_choice(torch, prepared, chosen, x, out)
+    moved = weights[0].nbytes + 2 * M * (one.K + one.N)
+    gbps = moved / us / 1000
+    cell = Cell(
+        K=one.K, N=one.N, M=M, dtype=dtype, us=us, entry=chosen.kernel.entry.name,
+        floor_us=moved / copy_rate / 1000, gbps=gbps, percent_of_copy=100 * gbps / copy_rate,
+    )  # fmt: skip
+    tiles = _choice(one, M, _tiles_only(one.loader.pack.manifest))
+    cell.peers_us["our tiles"] = (
+        us if tiles.kernel is chosen.kernel else _time_choice(torch, prepared, tiles, x, out)
+    )
+    if every_entry:
+        manifest = one.loader.pack.manifest
+        for entry in manifest.entries.values():
+            if not unmet_needs(entry, one.problem(M, 16), one.loader.facts):
+                choice = _choice(one, M, replace(manifest, policy=_only(manifest, entry.name)))
+                cell.entries_us[entry.name] = _time_choice(torch, prepared, choice, x, out)
+    return cell
+
+
+def _choice(one: PreparedWeight, M: int, manifest: Manifest) -> Choice:
+    selection = select(one.problem(M, 16), one.loader.facts, manifest)
+    kernel = one.loader.kernel(selection.entry)
+    return Choice(kernel, selection.grid, selection.dynamic_shared_bytes, selection.origin)
+
+
+def _tiles_only(manifest: Manifest) -> Manifest:
+    """The pack as it would be with our Triton kernel alone."""
+    rules = []
+    for rule in manifest.policy:
+        names = tuple(name for name in rule.entries if manifest.entries[name].source.endswith(".py"))
+        rules += [replace(rule, entries=names)] if names else []
+    return replace(manifest, policy=tuple(rules))
+
+
+def _only(manifest: Manifest, name: str):
+    rule = next((rule for rule in manifest.policy if name in rule.entries), manifest.policy[-1])
+    return (replace(rule, when=type(rule.when)("M >= 1"), entries=(name,)),)
+
+
+def _time_choice(torch: Any, prepared: list[PreparedWeight], choice: Choice, x: Any, out: Any) -> float:
+    M, K = x.shape
+    N = out.shape[1]
+
+    def call(weight: PreparedWeight) -> Callable[[], None]:
+        return lambda: weight.launch(
+            choice, M, x.data_ptr(), K, out.data_ptr(), N, torch.cuda.current_stream().cuda_stream
+        )
+
+    return time_us(torch, [call(weight) for weight in prepared])
+
+
+def _add_peer(
+    torch: Any, peer: Peer, cells: list[Cell], copies: int, dtype: str, report, missing: set[str]
+) -> None:
+    N, K = cells[0].N, cells[0].K
+    try:
+        calls = peer.make(torch, N, K, copies, dtype)
+        for cell in cells:
+            if peer.largest_m >= cell.M:
+                cell.peers_us[peer.name] = time_us(torch, calls(cell.M))
+    except PeerError as error:
+        report(f"{peer.name}, K={K} N={N}: {error}")
+        if "not installed" in str(error):
+            missing.add(peer.name)
+    except Exception as error:  # a peer's fault is its own: the table goes on without it
+        report(f"{peer.name}, K={K} N={N}: {type(error).__name__}: {str(error)[:200]}")
