@@ -22,17 +22,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import gristmill.csrc
 from gristmill.aot.code_object import check_object
 from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.cxx_sources import macros, source_digests, source_file
 from gristmill.aot.environment import child_environment, hip_compiler_program
 from gristmill.aot.errors import BuildError, CompileError, ToolchainError
 from gristmill.aot.targets import Target
 from gristmill.aot.toolchain import require
 from gristmill.kernels.variant import CxxVariant
 from gristmill.manifest import Argument
-
-CSRC = Path(gristmill.csrc.__file__).parent
 
 # Floating-point contraction is off: where a kernel wants a fused multiply-add it says so. Code object version
 # 5, as Triton's are. No ident: it would name where the compiler came from. No cuid: it hashes paths of this
@@ -46,8 +44,6 @@ BACK_END = ("--target=amdgcn-amd-amdhsa", "-mcode-object-version=5", "-nogpulib"
 # What would make a compiler's result depend on more than its arguments.
 _STEERING = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CCC_OVERRIDE_OPTIONS", "HIP_PATH", "ROCM_PATH",
              "HIP_CLANG_PATH", "HIP_DEVICE_LIB_PATH")  # fmt: skip
-
-_INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 # clang 19 and older sink cross-lane reads behind a branch, so that switched-off lanes feed the sum
 # (llvm-project pull request 142962); measured by running what they made.
@@ -126,7 +122,7 @@ def compile_variant(
         ir, assembly, part, code = (str(out / f"kernel.{suffix}") for suffix in ("ll", "s", "o", "hsaco"))
         machine = (*BACK_END, f"-mcpu={target.arch}")
         steps = (
-            (*compiler.clang, *FRONT_END, f"--offload-arch={target.arch}", *_macros(variant),
+            (*compiler.clang, *FRONT_END, f"--offload-arch={target.arch}", *macros(variant),
              "-S", "-emit-llvm", source.name, "-o", ir),
             (*compiler.clang, *machine, "-S", ir, "-o", assembly),
             (*compiler.clang, *machine, "-c", assembly, "-o", part),
@@ -144,29 +140,6 @@ def compile_variant(
         )
     check_object(result.code, target, result.symbol, argument_layout(variant), result.threads)
     return result
-
-
-def source_file(variant: CxxVariant) -> Path:
-    """The variant's source on this machine; BuildError when there is none."""
-    path = CSRC / variant.source.removeprefix("csrc/")
-    if not path.is_file():
-        raise BuildError(f"{variant.name}: no source {variant.source}")
-    return path
-
-
-def source_digests(variant: CxxVariant) -> dict[str, str]:
-    """sha256 of the variant's source and of every file that it includes, by path below csrc."""
-    digests: dict[str, str] = {}
-    waiting = [source_file(variant)]
-    while waiting:
-        path = waiting.pop()
-        name = path.relative_to(CSRC).as_posix()
-        if name in digests:
-            continue
-        text = path.read_bytes()
-        digests[name] = hashlib.sha256(text).hexdigest()
-        waiting += [(path.parent / include.decode()).resolve() for include in _INCLUDE.findall(text)]
-    return dict(sorted(digests.items()))
 
 
 def key_facts(variant: CxxVariant, target: Target, compiler: HipCompiler | None = None) -> dict[str, object]:
@@ -190,10 +163,6 @@ def compiler_identity(compiler: HipCompiler) -> dict[str, str]:
     if "ziglang" in compiler.clang:
         identity["package"] = importlib.metadata.version("ziglang")
     return identity
-
-
-def _macros(variant: CxxVariant) -> list[str]:
-    return [f"-D{name}={value}" for name, value in sorted(variant.defines.items())]
 
 
 def _check_version(compiler: HipCompiler) -> None:

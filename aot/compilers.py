@@ -7,6 +7,7 @@ from types import ModuleType
 
 from gristmill.aot import compile_cuda, compile_hip, compile_triton
 from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.cxx_sources import source_digests
 from gristmill.aot.errors import BuildError
 from gristmill.aot.targets import Target
 from gristmill.kernels.variant import CxxVariant, TritonVariant
@@ -35,10 +36,6 @@ def cxx_key_facts(variant: CxxVariant, target: Target) -> Mapping[str, object]:
 
 def cxx_source_digests(variant: CxxVariant) -> Mapping[str, str]:
     """sha256 of the variant's source and its headers, by path below csrc."""
-    if _compiler(variant) is compile_hip:
-        return compile_hip.source_digests(variant)
-    from gristmill.aot.cxx_sources import source_digests
-
     return source_digests(variant)
 
 

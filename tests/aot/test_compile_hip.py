@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gristmill.aot import compile_hip
+from gristmill.aot import cxx_sources
 from gristmill.aot.code_object import read_facts
 from gristmill.aot.compile_hip import (
     HipCompiler,
     compile_variant,
     key_facts,
     rocm_compiler,
-    source_digests,
     ziglang_compiler,
 )
+from gristmill.aot.cxx_sources import source_digests
 from gristmill.aot.errors import BuildError, CompileError, ObjectError, ToolchainError
 from gristmill.aot.targets import find_target
 from gristmill.csrc import w4a16_skinny_hip_variants as rows
@@ -38,7 +38,7 @@ extern "C" __attribute__((global)) void tiny(int* out, int M) {
 @pytest.fixture
 def tiny(tmp_path, monkeypatch) -> CxxVariant:
     """A variant whose source lies in a folder of its own."""
-    monkeypatch.setattr(compile_hip, "CSRC", tmp_path)
+    monkeypatch.setattr(cxx_sources, "CSRC", tmp_path)
     (tmp_path / "hip").mkdir()
     (tmp_path / "hip" / "tiny.hip").write_text(TINY)
     (tmp_path / "hip" / "tiny.h").write_text("#define OFFSET 1\n")
