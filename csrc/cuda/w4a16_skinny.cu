@@ -13,12 +13,13 @@
 // memory to registers to tensor cores; nothing of them is staged, shuffled or waited for by other lanes.
 //
 // What binds, for 2048 weights (16 rows of 128 k, a "unit" of one warp), H200 at 1.8 GHz:
-//   memory   1088 bytes with scales at 4.3 TB/s are 0.25 ns of the chip, 246 cycles of one of its 528 schedulers
-//   issue    72 to unpack (8 words a lane: 4 LOP3, 4 HADD2 or HFMA2, 1 shift; bfloat16 88, with zero points 104 or 120),
-//            2 + 2 loads of weights and scales, 4 / TILES per 8 tokens to read x, 8 mma and 4 FFMA per 8 tokens, about 20
-//            for addresses and the loop: 110 at M = 8, 205 at M = 64. Below 246 everywhere, so memory binds where enough
-//            loads are in flight; but no warp issues each cycle, which takes several warps with independent work.
-//   mma      8 per 8 tokens; at 8 cycles each the tensor core takes 64 at M = 8, 256 at M = 32, and binds above.
+//   memory   1056 bytes with a scale per 128 at 4.3 TB/s are 0.25 ns of the chip: 233 cycles of one of its 528 schedulers
+//   issue    as disassembled: 143 instructions at M = 8 with one tile a warp, 123 with two, 256 at M = 64. Of these 72
+//            unpack (8 words a lane: 4 LOP3, 4 HADD2 or HFMA2, 1 shift; bfloat16 88, with zero points 104 and 120), 8 mma
+//            per 8 tokens, 4 / TILES loads of x and 4 FFMA per 8 tokens, 4 loads of weights and scales.
+//   mma      8 per 8 tokens; at 8 cycles each the tensor core takes 64 cycles at M = 8, 256 at M = 32, 512 at M = 64
+// So memory binds up to M = 16, if enough loads are in flight and other warps issue while one waits; the tensor core from
+// M = 32. In layers that are read in a few us, starting binds as well: code is fetched cold, so it is kept short.
 #include "k8x_mma.h"
 #include "ptx.h"
 
