@@ -14,7 +14,7 @@ from gristmill.problem import Problem, resolve_group_size
 from gristmill.select import select
 
 # Shapes at and around the edges of tiles, real layers, and the limits of 32-bit offsets.
-SIZES_M = (1, 16, 33, 65, 300, 2**20)
+SIZES_M = (1, 16, 33, 65, 300, 2**17)
 SIZES_N = (1, 8, 136, 4096, 151936)
 SIZES_K = (5, 72, 128, 576, 2112, 4096)
 GROUP_SIZES = (8, 24, 32, 48, 64, 128, 256, -1)
