@@ -94,7 +94,7 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
     driver.budget = INSTRUCTION_BUDGET
     device = Device("emulated", emulated.ARCHS.index(arch))
     facts = driver.device_facts(device.ordinal)
-    module = driver.load_module(device.ordinal, pack.read_object(entry))
+    module = driver.load_module(device.ordinal, code)
     kernel = LoadedKernel(entry, driver.function(device.ordinal, module, entry.symbol, 0))
     cases = cases_for(entry, facts)
     schedules = [emulated.DEFAULT_SCHEDULE] * len(cases)
