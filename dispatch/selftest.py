@@ -27,12 +27,14 @@ from gristmill.reference import error_bound, linear_float64, worst_error_over_bo
 from gristmill.select import launch_shape, unmet_needs
 
 # Sizes around the tiles and words that kernels are made of, odd ones among them.
-ROWS = (1, 2, 3, 5, 6, 8, 9, 16, 17, 24, 32, 33, 65, 129, 257)
+ROWS = (1, 2, 3, 5, 6, 8, 9, 16, 17, 24, 32, 33, 65, 129, 257, 1025)
 COLUMNS = (1, 7, 8, 24, 40, 72, 136, 264, 520)
 DEPTHS = (8, 20, 40, 72, 136, 200, 248, 264, 384, 392, 656)
 GROUP_SIZES = (8, 24, 32, 48, 64, 96, 128, 256, -1)
 POOL_SIZE = 10000
 POOL_SEED = 4
+
+MANY_BLOCKS = 8  # of rows, past which kernels go on to the next group of tiles
 
 POISON = 0xFF  # every 16-bit float made of these bytes is a NaN
 GUARD = 64  # elements before, after and between the rows of the output
@@ -190,6 +192,9 @@ def _edges(entry: Entry, case: Case, device: DeviceFacts) -> frozenset[str]:
         edges.add("several blocks of rows")
     if blocks > one_column:
         edges.add("several blocks of columns")
+        edges.add(f"several blocks of columns, bias {case.has_bias}")
+        if blocks > MANY_BLOCKS * one_row:
+            edges.add("many blocks of rows, several of columns")
     if case.K % case.group_size:
         edges.add("ragged last group")
     if case.M <= 8:
