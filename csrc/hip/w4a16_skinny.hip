@@ -24,8 +24,8 @@
 // What binds, by count. VALU instructions a weight and lane in the main loop, executed in the emulator, gfx1151 (gfx1201
 // within 10 %; all rows in ../w4a16_skinny_hip_variants.py):
 //     tokens            1     2     3     4     6     8        128-bit LDS reads: tokens / 16
-//     fp16            1.8   2.2   2.9   3.3   4.1   5.0
-//     fp16, zeros     2.4   2.9   3.4   3.8   4.7   5.8
+//     fp16            1.8   2.2   2.9   3.3   4.1   5.1
+//     fp16, zeros     2.4   2.9   3.4   3.8   4.7   5.7
 //     bf16            3.5   4.0   4.5   5.0   6.0   7.1
 //     bf16, zeros     3.7   4.2   4.8   5.3   6.4   7.4
 // A weight takes 0.516 bytes (group size 128). At 2.9 GHz and one instruction a SIMD and cycle gfx1151 (80 SIMDs) issues
@@ -316,43 +316,42 @@ void w4a16_skinny(
   const int tiles_left = wave < workers && tile < tiles ? (tiles - 1 - tile) / stride + 1 : 0;
   int idle_rounds = rounds - tiles_left;
 
+  // The first weights are on their way before the block turns to the activations.
+  Slot ring[DEPTH];
+  Cursor cursor;
+  const auto fetch = [&](Slot& slot, bool any_left) {
+    load(p, cursor, lane, any_left, slot);
+    if (++cursor.step == p.steps) point_at(p, cursor, cursor.tile + stride, lane);
+  };
+  int steps_left = tiles_left * p.steps;
+  point_at(p, cursor, tile, lane);
+  for (int i = 0; i < DEPTH; ++i) fetch(ring[i], i < steps_left);
   if (resident) {
     fill_lds(p, 0, p.steps);
     barrier_for_lds();
   }
-  if (tiles_left > 0) {
-    Slot ring[DEPTH];
-    Cursor cursor;
-    const auto fetch = [&](Slot& slot, bool any_left) {
-      load(p, cursor, lane, any_left, slot);
-      if (++cursor.step == p.steps) point_at(p, cursor, cursor.tile + stride, lane);
-    };
-    int steps_left = tiles_left * p.steps;
-    point_at(p, cursor, tile, lane);
-    for (int i = 0; i < DEPTH; ++i) fetch(ring[i], i < steps_left);
 
-    float acc[OUTPUTS] = {};
-    int step = 0, band_step = 0;
-    // The loop has one way out, at its end: with more, the compiler loses count of the loads in flight and waits for all.
-    while (steps_left > 0) {
+  // The loop has one way out, at its end: with more, the compiler loses count of the loads in flight and waits for all.
+  float acc[OUTPUTS] = {};
+  int step = 0, band_step = 0;
+  while (steps_left > 0) {
 #pragma unroll
-      for (int i = 0; i < DEPTH; ++i) {
-        const bool live = steps_left > 0;
-        if (live) {
-          if (!resident && band_step == 0) next_band(p, step);
-          multiply(ring[i], lds + band_step * STEP_BYTES + lane * PIECE_BYTES, acc);
-        }
-        const u32 bias = ring[i].bias;
-        end_turn(acc);
-        fetch(ring[i], steps_left > DEPTH);
-        if (++band_step == p.band_steps) band_step = 0;
-        if (live && ++step == p.steps) {
-          finish(p, tile, lane, bias, acc);
-          tile += stride;
-          step = band_step = 0;
-        }
-        --steps_left;
+    for (int i = 0; i < DEPTH; ++i) {
+      const bool live = steps_left > 0;
+      if (live) {
+        if (!resident && band_step == 0) next_band(p, step);
+        multiply(ring[i], lds + band_step * STEP_BYTES + lane * PIECE_BYTES, acc);
       }
+      const u32 bias = ring[i].bias;
+      end_turn(acc);
+      fetch(ring[i], steps_left > DEPTH);
+      if (++band_step == p.band_steps) band_step = 0;
+      if (live && ++step == p.steps) {
+        finish(p, tile, lane, bias, acc);
+        tile += stride;
+        step = band_step = 0;
+      }
+      --steps_left;
     }
   }
   // Waves without a tile in the last round, or at all, still carry activations and meet the others at the barriers.

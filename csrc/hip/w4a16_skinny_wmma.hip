@@ -22,8 +22,8 @@
 //     tokens           16            32
 //     fp16          7.1 / 3.9    11.7 / 6.5      gfx1151 / gfx1201, of 15 / 9.6 that fit into the time of reading
 //     fp16, zeros   8.4 / 4.8    13.0 / 7.3
-//     bf16         10.0 / 5.4    14.6 / 8.0
-//     bf16, zeros  10.9 / 6.0    15.5 / 8.6      at 32 tokens gfx1151 is at the border
+//     bf16         10.0 / 5.5    14.6 / 7.7
+//     bf16, zeros  10.9 / 5.9    15.5 / 8.4      at 32 tokens gfx1151 is at the border
 // gfx11 keeps every weight in two lanes and unpacks it twice: that is the difference.
 
 #include "k8x.h"
