@@ -57,17 +57,20 @@ class DeviceMemory:
         data = np.full((nbytes + 3) // 4 * 4, POISON_BYTE, np.uint8)[:nbytes]
         return self._add(data, name, read_only)
 
-    def map(self, array: np.ndarray, name: str = "", read_only: bool = False) -> int:
+    def map(
+        self, array: np.ndarray, name: str = "", read_only: bool = False, address: int | None = None
+    ) -> int:
         """Expose the caller's array without a copy: stores of a kernel are seen in it.
 
         The array must be C-contiguous. The device address has the low bits of the host's, so that an array
-        which is misaligned on the host is so for the kernel.
+        which is misaligned on the host is so for the kernel. A caller who hands out addresses himself, as a
+        stub of a driver does, gives the array's in `address`.
         """
         if not array.flags.c_contiguous:
             raise ValueError(f"map: {name or 'array'} must be C-contiguous, strides are {array.strides}")
         if not read_only and not array.flags.writeable:
             raise ValueError(f"map: {name or 'array'} is not writeable; pass read_only=True")
-        return self._add(array.reshape(-1).view(np.uint8), name, read_only)
+        return self._add(array.reshape(-1).view(np.uint8), name, read_only, address)
 
     def free(self, address: int) -> None:
         """End an allocation; later accesses to it fault."""
@@ -99,19 +102,25 @@ class DeviceMemory:
         """Live allocations, by address."""
         return list(self._allocations)
 
-    def _add(self, data: np.ndarray, name: str, read_only: bool) -> int:
+    def _add(self, data: np.ndarray, name: str, read_only: bool, address: int | None = None) -> int:
         # Host memory of our own is aligned to 4 at least, so this only moves mapped arrays.
         skew = data.ctypes.data % 4
-        address = self._next + skew
-        self._next = -(-(address + data.size + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT
+        if address is None:
+            address = self._next + skew
+            self._next = -(-(address + data.size + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT
+        elif address % 4 != skew:
+            raise ValueError(f"map: {address:#x} is not aligned to 4 bytes as the array is")
+        index = bisect.bisect_right(self._starts, address)
+        before, after = self._allocations[:index][-1:], self._allocations[index : index + 1]
+        if any(a.end > address for a in before) or any(a.address < address + data.size for a in after):
+            raise ValueError(f"map: {data.size} bytes at {address:#x} overlap another allocation")
         views = {1: data}
         for size in (2, 4):
             # Units begin at addresses that are multiples of the unit: at the first one inside the array.
             views[size] = _aligned_view(data, -skew % size, size)
-        self._starts.append(address)
-        self._allocations.append(
-            Allocation(address, data, name or f"allocation {len(self._starts)}", read_only, views)
-        )
+        self._starts.insert(index, address)
+        name = name or f"allocation {len(self._starts)}"
+        self._allocations.insert(index, Allocation(address, data, name, read_only, views))
         return address
 
     # -- device side -------------------------------------------------------------------------------------

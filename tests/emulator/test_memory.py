@@ -54,6 +54,24 @@ def test_map_refuses_what_it_cannot_share():
     DeviceMemory().map(frozen, read_only=True)
 
 
+def test_map_at_an_address():
+    memory, array = DeviceMemory(), np.arange(16, dtype=np.uint8)
+    behind = memory.allocate(8)
+    for address in (0x5000, 0x5010, 0x1000):
+        assert memory.map(array, address=address) == address
+    assert memory.read(0x5004, 3) == bytes([4, 5, 6])
+    assert [a.address for a in memory.allocations()] == [0x1000, 0x5000, 0x5010, behind]
+    for address in (0x4FF4, 0x5004, 0x501C, 0x0FF4):
+        with pytest.raises(ValueError, match="overlap"):
+            memory.map(array, address=address)
+    memory.free(0x5000)
+    with pytest.raises(MemoryAccessError):
+        memory.read(0x5000, 1)
+    memory.map(array, address=0x4FF4)
+    with pytest.raises(ValueError, match="not aligned to 4 bytes as the array is"):
+        memory.map(array, address=0x9001)
+
+
 def test_allocations_are_aligned_and_apart():
     memory = DeviceMemory()
     a, b = memory.allocate(1), memory.allocate(1000)
