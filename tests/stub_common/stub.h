@@ -113,6 +113,8 @@ typedef struct Module {
   int device;
   int kernels;
   Function functions[MAX_KERNELS];
+  void *image;  // a copy of a code object that is no text, where the including file takes one; else NULL
+  size_t image_size;
 } Module;
 
 // The module that a code object stands for, or NULL if it is none.

@@ -1,7 +1,10 @@
 // A libamdhip64.so without hardware, for tests of the HIP driver: enough of the HIP runtime to load modules, copy
-// memory and take launches. Device memory is host memory; a launch is recorded, not run. Settings: stub_common/stub.h.
+// memory and take launches. Device memory is host memory; a launch is recorded, and run only where the test has
+// registered something that can (stub_hip_run_with). Settings: stub_common/stub.h.
 //
 // Build: cc -shared -fPIC -O1 -I tests/stub_common -o libamdhip64.so tests/stub_hip/stub_hip.c -lpthread
+
+#include <elf.h>
 
 #define DEFAULT_DEVICES "gfx1151"
 #include "stub.h"
@@ -19,6 +22,64 @@ enum {
 };
 
 static __thread int current_device = 0;
+
+// What a test can register to run real code objects. Its functions return codes of the runtime.
+
+typedef struct {
+  const void *image;
+  size_t image_size;
+  const char *symbol;
+  void **parameters;
+  uint64_t stream;
+  unsigned grid[3], block[3], shared_bytes;
+  int device;
+} Launch;
+
+static int (*find_kernel)(const void *image, size_t image_size, const char *symbol);
+static int (*run_launch)(const Launch *launch);
+
+void stub_hip_run_with(int (*find)(const void *, size_t, const char *), int (*run)(const Launch *)) {
+  find_kernel = find;
+  run_launch = run;
+}
+
+// The live allocations of a device, at most `most`; returns how many.
+int stub_hip_allocations(int device, void **addresses, size_t *sizes, int most) {
+  int count = 0;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < MAX_ALLOCATIONS && count < most; i++)
+    if (allocations[i].start && allocations[i].device == device) {
+      addresses[count] = allocations[i].start;
+      sizes[count++] = allocations[i].size;
+    }
+  pthread_mutex_unlock(&lock);
+  return count;
+}
+
+// The module of a real code object, or NULL if `image` is no ELF file. Like the runtime, which is not told the size
+// either, this takes it from the section headers, which compilers put last.
+static Module *copy_elf(const char *image, int device) {
+  Elf64_Ehdr header;
+  if (memcmp(image, ELFMAG, SELFMAG)) return NULL;
+  memcpy(&header, image, sizeof header);
+  Module *made = calloc(1, sizeof *made);
+  made->device = device;
+  made->image_size = header.e_shoff + (size_t)header.e_shnum * header.e_shentsize;
+  made->image = malloc(made->image_size);
+  memcpy(made->image, image, made->image_size);
+  return made;
+}
+
+// A kernel of an ELF file, remembered in its module as those of a text are.
+static int find_in_elf(Function **function, Module *module, const char *symbol) {
+  if (!find_kernel || module->kernels == MAX_KERNELS) return NOT_FOUND;
+  int code = find_kernel(module->image, module->image_size, symbol);
+  if (code) return code;
+  *function = &module->functions[module->kernels++];
+  (*function)->module = module;
+  snprintf((*function)->symbol, sizeof (*function)->symbol, "%s", symbol);
+  return SUCCESS;
+}
 
 // Devices.
 
@@ -81,11 +142,13 @@ int hipGetDevicePropertiesR0600(Properties *properties, int device) {
 int hipModuleLoadData(Module **module, const char *image) {
   CALL("device=%d", current_device);
   *module = parse_image(image, current_device);
+  if (!*module && run_launch) *module = copy_elf(image, current_device);
   return end(*module ? SUCCESS : INVALID_IMAGE);
 }
 
 int hipModuleUnload(Module *module) {
   CALL("device=%d", module->device);
+  free(module->image);
   free(module);
   return end(SUCCESS);
 }
@@ -93,6 +156,7 @@ int hipModuleUnload(Module *module) {
 int hipModuleGetFunction(Function **function, Module *module, const char *symbol) {
   CALL("symbol=%s device=%d", symbol, current_device);
   *function = find_function(module, symbol);
+  if (!*function && module->image) return end(find_in_elf(function, module, symbol));
   return end(*function ? SUCCESS : NOT_FOUND);
 }
 
@@ -105,6 +169,11 @@ int hipModuleLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, un
   // What the runtime refuses: a kernel of another device, and more LDS than there is.
   if (f->module->device != current_device) return end(INVALID_HANDLE);
   if (shared > 65536) return end(INVALID_VALUE);
+  if (f->module->image) {
+    Launch launch = {f->module->image, f->module->image_size, f->symbol, parameters, (uintptr_t)stream,
+                     {gx, gy, gz}, {bx, by, bz}, shared, current_device};
+    return end(run_launch(&launch));
+  }
   return end(SUCCESS);
 }
 
