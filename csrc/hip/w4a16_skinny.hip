@@ -24,10 +24,10 @@
 // What binds, by count. VALU instructions a weight and lane in the main loop, executed in the emulator, gfx1151 (gfx1201
 // within 10 %; all rows in ../w4a16_skinny_hip_variants.py):
 //     tokens            1     2     3     4     6     8        128-bit LDS reads: tokens / 16
-//     fp16            1.8   2.2   2.9   3.3   4.1   5.1
-//     fp16, zeros     2.4   2.9   3.4   3.8   4.7   5.7
-//     bf16            3.5   4.0   4.5   5.0   6.0   7.1
-//     bf16, zeros     3.7   4.2   4.8   5.3   6.4   7.4
+//     fp16            1.8   2.3   2.9   3.4   4.4   5.4
+//     fp16, zeros     2.4   3.0   3.5   3.9   5.0   6.0
+//     bf16            3.5   4.0   4.5   5.0   6.1   7.1
+//     bf16, zeros     3.7   4.3   4.8   5.3   6.4   7.5
 // A weight takes 0.516 bytes (group size 128). At 2.9 GHz and one instruction a SIMD and cycle gfx1151 (80 SIMDs) issues
 // 15 a weight in the time that 256 GB/s need to bring it, gfx1201 (128 SIMDs, 640 GB/s) 9.6: memory binds at every M
 // here. Predicted, not measured; v_dot2 is taken to issue every cycle.
