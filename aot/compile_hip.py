@@ -2,8 +2,8 @@
 
 The clang of the PyPI package `ziglang` knows the amdgcn target, so a build needs nothing but pip. It compiles
 in steps, since that clang cannot start its own linker for this target: HIP source -> LLVM IR -> assembly ->
-object -> hsaco. The kernels use no ROCm header and no device library. ROCm's own compiler takes the same
-steps when asked for.
+object -> hsaco; `dual_issue` mends the assembly. The kernels use no ROCm header and no device library. ROCm's
+own compiler takes the same steps when asked for.
 
 Nothing of the build machine gets into the object: the compiler runs in the source's folder and sees relative
 names.
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from gristmill.aot import dual_issue
 from gristmill.aot.code_object import check_object
 from gristmill.aot.compile_triton import CompiledObject
 from gristmill.aot.cxx_sources import macros, source_digests, source_file
@@ -121,14 +122,20 @@ def compile_variant(
         out = Path(folder)
         ir, assembly, part, code = (str(out / f"kernel.{suffix}") for suffix in ("ll", "s", "o", "hsaco"))
         machine = (*BACK_END, f"-mcpu={target.arch}")
-        steps = (
+        to_assembly = (
             (*compiler.clang, *FRONT_END, f"--offload-arch={target.arch}", *macros(variant),
              "-S", "-emit-llvm", source.name, "-o", ir),
             (*compiler.clang, *machine, "-S", ir, "-o", assembly),
+        )  # fmt: skip
+        to_object = (
             (*compiler.clang, *machine, "-c", assembly, "-o", part),
             (*compiler.linker, "-shared", part, "-o", code),
-        )  # fmt: skip
-        for step in steps:
+        )
+        for step in to_assembly:
+            _run(step, source.parent, variant)
+        text = dual_issue.avoid_faults(Path(assembly).read_text(), target.arch, variant.name)
+        Path(assembly).write_text(text)
+        for step in to_object:
             _run(step, source.parent, variant)
         result = CompiledObject(
             code=Path(code).read_bytes(),
@@ -136,7 +143,7 @@ def compile_variant(
             threads=variant.block[0] * variant.block[1] * variant.block[2],
             dynamic_shared_bytes=0,  # the row has a formula
             compilers={compiler.name: compiler.version},
-            assembly=Path(assembly).read_text(),
+            assembly=text,
         )
     check_object(result.code, target, result.symbol, argument_layout(variant), result.threads)
     return result
@@ -152,7 +159,7 @@ def key_facts(variant: CxxVariant, target: Target, compiler: HipCompiler | None 
         "defines": sorted(variant.defines.items()),
         "sources": source_digests(variant),
         "options": [*FRONT_END, *BACK_END],
-        "recipe": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        "recipe": [hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in (__file__, dual_issue.__file__)],
         "compiler": compiler_identity(compiler),
     }
 

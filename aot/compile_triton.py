@@ -7,6 +7,7 @@ that wants them is refused here.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import tempfile
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.aot import dual_issue
 from gristmill.aot.code_object import check_object
 from gristmill.aot.environment import compiler_environment
 from gristmill.aot.errors import BuildError, CompileError
@@ -79,7 +81,8 @@ def compile_variant(variant: TritonVariant, target: Target) -> CompiledObject:
 
         gpu = GPUTarget(*target.triton)
         function = _kernel(variant)
-        _check_options(variant, options, make_backend(gpu).parse_options({"enable_fp_fusion": FP_FUSION}))
+        backend = make_backend(gpu)
+        _check_options(variant, options, backend.parse_options({"enable_fp_fusion": FP_FUSION}))
         source = ASTSource(
             function,
             {name: variant.signature.get(name, "constexpr") for name in function.arg_names},
@@ -90,16 +93,26 @@ def compile_variant(variant: TritonVariant, target: Target) -> CompiledObject:
         compiled = triton.compile(source, target=gpu, options=options)
         metadata = compiled.metadata._asdict()
         _check_launch(variant, metadata)
+        code, assembly = compiled.kernel, compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
+        harmless = dual_issue.avoid_faults(assembly, target.arch, variant.name)
+        if harmless != assembly:
+            code, assembly = backend.make_hsaco(harmless, {}, backend.parse_options(options)), harmless
         result = CompiledObject(
-            code=compiled.kernel,
+            code=code,
             symbol=metadata["name"],
             threads=metadata["num_warps"] * target.warp_size,
             dynamic_shared_bytes=metadata["shared"],
             compilers={"triton": triton.__version__, **_assembler(target)},
-            assembly=compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"],
+            assembly=assembly,
         )
     check_object(result.code, target, result.symbol, arguments, result.threads)
     return result
+
+
+def recipe_digests() -> dict[str, str]:
+    """sha256 of the files that say how a kernel is compiled, by name: part of its key in the build cache."""
+    files = (Path(__file__), Path(dual_issue.__file__))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _kernel(variant: TritonVariant) -> Any:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gristmill.aot.compile_triton import compile_options
+from gristmill.aot.compile_triton import compile_options, recipe_digests
 from gristmill.aot.compilers import Variant, cxx_key_facts, cxx_source_digests
 from gristmill.aot.errors import BuildError
 from gristmill.aot.targets import Target
@@ -74,7 +74,7 @@ def object_key(variant: Variant, target: Target) -> str:
             "divisibility": dict(variant.divisibility),
             "options": compile_options(variant),
             "sources": source_digests(variant.module),
-            "recipe": _file_digest(Path(__file__).parent / "compile_triton.py"),
+            "recipe": recipe_digests(),
             "compiler": triton_identity(),
         }
     )

@@ -1,8 +1,9 @@
 """Verification: no entry goes into a wheel that has not been run.
 
 Entries for AMD run here, instruction by instruction, in the emulator; the record is kept in the cache under the digests
-of the code object, of its manifest entry and of the emulator, so that an unchanged object is not run again. Entries for
-NVIDIA ran on a GPU, with `gristmill selftest --record`; those records are part of the source, in `aot/records`.
+of the code object, of its manifest entry and of the emulator, so that an unchanged object is not run again. The
+emulator knows no fault of the hardware: instructions that fall under a known one are refused before the run. Entries
+for NVIDIA ran on a GPU, with `gristmill selftest --record`; those records are part of the source, in `aot/records`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gristmill.aot.amdgpu_code_object import CodeObject
 from gristmill.aot.emulator import driver as emulated
+from gristmill.aot.emulator.hazards import vopd_interlock_hazards
 from gristmill.aot.errors import BuildError
 from gristmill.arrays import Device
 from gristmill.drivers import get_driver
@@ -86,7 +89,8 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
 
     Raises
     ------
-    VerificationError : a case is wrong, or did what the emulator forbids
+    VerificationError : a case is wrong, or did what the emulator forbids; or the code has a pair of instructions that
+        the hardware may get wrong
     EmulatorError : the code object does not load
     """
     driver = get_driver("emulated")
@@ -95,6 +99,7 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
     device = Device("emulated", emulated.ARCHS.index(arch))
     facts = driver.device_facts(device.ordinal)
     module = driver.load_module(device.ordinal, code)
+    _refuse_hazards(entry, code)
     kernel = LoadedKernel(entry, driver.function(device.ordinal, module, entry.symbol, 0))
     cases = cases_for(entry, facts)
     schedules = [emulated.DEFAULT_SCHEDULE] * len(cases)
@@ -113,6 +118,15 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
         cases=len(results),
         worst_error_over_bound=max(result.error_over_bound for result in results),
     )
+
+
+def _refuse_hazards(entry: Entry, code: bytes) -> None:
+    for symbol, instructions in vopd_interlock_hazards(CodeObject.parse(code)).items():
+        first = instructions[0]
+        raise VerificationError(
+            f"{entry.name}: the hardware may get {len(instructions)} dual instructions of {symbol} wrong, the first at "
+            f"{first.address:#x}: {first}"
+        )
 
 
 def _run(kernel: LoadedKernel, device: Device, facts, case, rng: np.random.Generator) -> CaseResult:

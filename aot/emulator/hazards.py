@@ -21,10 +21,13 @@ def vopd_interlock_hazards(code_object: CodeObject) -> dict[str, list[Instructio
     position.
 
     The hardware may then not wait for a result that is still on its way to one of them. Compilers since LLVM
-    PR 220348 form no such pair; turning dual issue off (`-amdgpu-enable-vopd=0`) avoids it with older ones.
+    PR 220348 form no such pair. The build rewrites those of older ones in their assembly (`aot.dual_issue`),
+    and verification refuses an object in which one is left.
 
-    Returns ------- kernel name -> the instructions, kernels without any left out; empty for gfx12, which does
-    not have the fault
+    Returns
+    -------
+    kernel name -> the instructions, kernels without any left out; empty for gfx12, which does not have the
+    fault
     """
     if generation(code_object.arch) != "rdna3":
         return {}
