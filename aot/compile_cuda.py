@@ -54,8 +54,9 @@ def compile_variant(variant: CxxVariant, target: Target, nvcc: str | None = None
         raise BuildError(f"{variant.name}: {variant.source} is CUDA, {target.arch} is not")
     # The exact arch and no "compute_": machine code, never PTX that a driver would have to compile.
     options = (f"--gpu-architecture=sm_{target.processor}", *OPTIONS, *macros(variant))
+    ptx = ""
     if nvcc is None:
-        code, compilers = _by_nvrtc(variant, options), {"nvrtc": _nvrtc_version()}
+        (code, ptx), compilers = _by_nvrtc(variant, options), {"nvrtc": _nvrtc_version()}
     else:
         program = _find_nvcc(nvcc)
         code, compilers = _by_nvcc(variant, options, program), {"nvcc": _nvcc_version(program)}
@@ -65,6 +66,7 @@ def compile_variant(variant: CxxVariant, target: Target, nvcc: str | None = None
         threads=variant.block[0] * variant.block[1] * variant.block[2],
         dynamic_shared_bytes=0,  # the row has a formula
         compilers=compilers,
+        assembly=ptx,
     )
     check_object(result.code, target, result.symbol, argument_layout(variant), result.threads)
     return result
@@ -106,7 +108,8 @@ def _bindings() -> Any:
     return nvrtc
 
 
-def _by_nvrtc(variant: CxxVariant, options: tuple[str, ...]) -> bytes:
+def _by_nvrtc(variant: CxxVariant, options: tuple[str, ...]) -> tuple[bytes, str]:
+    """The machine code, and the PTX that it was made from."""
     nvrtc = _bindings()
     source = source_file(variant)
     included = {name: path.read_bytes() for name, path in headers(source).items()}
@@ -123,9 +126,11 @@ def _by_nvrtc(variant: CxxVariant, options: tuple[str, ...]) -> bytes:
             raise CompileError(f"{variant.name}: {variant.source} does not compile\n{words}")
         code = bytes(_nvrtc_call("nvrtcGetCUBINSize", program))
         _nvrtc_call("nvrtcGetCUBIN", program, code)
+        ptx = bytes(_nvrtc_call("nvrtcGetPTXSize", program))
+        _nvrtc_call("nvrtcGetPTX", program, ptx)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return code
+    return code, ptx.rstrip(b"\0").decode()
 
 
 def _nvrtc_call(name: str, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Write the PTX of a pack's Triton entries, for tests/gpu/test_sm80_ptx.py. PTX is never shipped: that would be a JIT.
+"""Write the PTX of a pack's entries, for tests/gpu/test_sm80_ptx.py. PTX is never shipped: that would be a JIT.
 
     python build_scripts/dump_ptx.py --arch sm80 --out build/ptx
 
@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gristmill.aot.compile_triton import compile_variant
+from gristmill.aot.compilers import compile_variant
 from gristmill.aot.sources import read_rows
 from gristmill.aot.targets import find_target
-from gristmill.kernels.variant import TritonVariant
 
 
 def main() -> None:
@@ -23,7 +22,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.out / arguments.arch
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [row for row in read_rows(arguments.arch).variants if isinstance(row, TritonVariant)]
+    rows = read_rows(arguments.arch).variants
     for done, row in enumerate(rows, 1):
         (folder / f"{row.name}.ptx").write_text(compile_variant(row, find_target(arguments.arch)).assembly)
         print(f"[{done}/{len(rows)}] {row.name}", flush=True)
