@@ -1,8 +1,8 @@
 """The stub HIP runtime with an emulated GPU behind it, for programs that run beside the stub.
 
-`attach` registers two functions with the stub: one looks kernels up in a code object, the other runs launches. What
-they are given is what the HIP runtime would be given; arguments are read as it reads them, through the pointers of
-`kernelParams`, by the sizes in the code object's own metadata.
+`attach` registers two functions with the stub: one looks kernels up in a code object, the other runs
+launches. What they are given is what the HIP runtime would be given; arguments are read as it reads them,
+through the pointers of `kernelParams`, by the sizes in the code object's own metadata.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class Launch(ctypes.Structure):
 
     _fields_ = (
         ("image", ctypes.c_void_p), ("image_size", ctypes.c_size_t), ("symbol", ctypes.c_char_p),
-        ("parameters", ctypes.POINTER(ctypes.c_void_p)), ("stream", ctypes.c_uint64), ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint), ("device", ctypes.c_int),
+        ("parameters", ctypes.POINTER(ctypes.c_void_p)), ("stream", ctypes.c_uint64),
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("device", ctypes.c_int),
     )  # fmt: skip
 
 
@@ -103,7 +104,8 @@ class Emulation:
         count = self.library.stub_hip_allocations(device, addresses, sizes, MAX_ALLOCATIONS)
         memory = DeviceMemory()
         for address, size in zip(addresses[:count], sizes[:count], strict=True):
-            memory.map(np.frombuffer((ctypes.c_ubyte * size).from_address(address), np.uint8), address=address)
+            host = np.frombuffer((ctypes.c_ubyte * size).from_address(address), np.uint8)
+            memory.map(host, address=address)
         return memory
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels as they ship, for tests that run machine code: a row compiled, its entry, a pack of some rows."""
+"""Triton kernels as they ship, for tests that run machine code: a compiled row, its entry, a pack of rows."""
 
 from __future__ import annotations
 
@@ -34,19 +34,23 @@ def kernel_source() -> str:
     return Path(spec.origin).read_text()
 
 
-def smallest_row(arch: str, dtype: str = "float16", zero_points: bool = True, aligned: bool = True) -> TritonVariant:
-    """The row of `arch` with the smallest tile that several waves share, each with a part of its own, and whose sums
-    are scaled, not its weights; or, without alignment, the floor."""
+def smallest_row(
+    arch: str, dtype: str = "float16", zero_points: bool = True, aligned: bool = True
+) -> TritonVariant:
+    """The row of `arch` with the smallest tile that several waves share, each with a part of its own, and
+    whose sums are scaled, not its weights; or, without alignment, the floor."""
 
     def size(row: TritonVariant) -> int:
-        return row.constexprs["BLOCK_M"] * row.constexprs["BLOCK_N"] * row.constexprs["BLOCK_K"]  # type: ignore
+        return row.constexprs["BLOCK_M"] * row.constexprs["BLOCK_N"] * row.constexprs["BLOCK_K"]
 
     rows = [
         row
         for row in w4a16_gemm_variants.variants(arch)
         if (row.dtype, row.zero_points) == (dtype, zero_points)
-        and 1 < row.num_warps <= row.constexprs["BLOCK_M"] * row.constexprs["BLOCK_N"] // 256  # type: ignore
-        and (bool(row.divisibility) and not row.constexprs["SCALE_WEIGHTS"] if aligned else not row.conditions)
+        and 1 < row.num_warps <= row.constexprs["BLOCK_M"] * row.constexprs["BLOCK_N"] // 256
+        and (
+            bool(row.divisibility) and not row.constexprs["SCALE_WEIGHTS"] if aligned else not row.conditions
+        )
     ]
     return min(rows, key=size)
 

@@ -1,4 +1,4 @@
-"""The HIP path end to end with numbers: hip-python, a stub libamdhip64.so, and the emulator behind its launches."""
+"""The HIP path end to end with numbers: hip-python, a stub libamdhip64.so, and the emulator behind it."""
 
 import functools
 import textwrap
@@ -11,7 +11,7 @@ from stub_driver import named
 
 DTYPES = ("float16", "bfloat16")
 
-# M, N, K, group_size, with zero points, with bias. Decode and prefill, tails in each, and what only the floor takes.
+# M, N, K, group_size, with zero points, with bias: decode and prefill, tails in each, and one for the floor.
 CASES = (
     (1, 64, 256, 128, True, True),
     (3, 40, 136, 64, False, False),
@@ -115,7 +115,7 @@ def test_two_archs_in_one_process(run):
 
 
 def test_self_test_through_the_driver(run):
-    """The cases of `gristmill selftest`: strides, guards and misaligned addresses reach the kernel as they should."""
+    """The cases of `gristmill selftest`: strides, guards and misaligned addresses reach the kernel."""
     run(
         """
         from gristmill.selftest import cases_for, run_case
@@ -147,7 +147,8 @@ def test_launch_that_is_refused_runs_nothing(run, code):
 from hip import hip as api
 os.environ["STUB_FAIL"] = "hipModuleLaunchKernel={code}"
 message = fails(DriverError, gristmill.linear, x, weight, out=out)
-assert message.startswith(f"hipModuleLaunchKernel failed: {{api.hipError_t({code}).name}} (stub text"), message
+name = api.hipError_t({code}).name
+assert message.startswith(f"hipModuleLaunchKernel failed: {{name}} (stub text"), message
 os.environ["STUB_FAIL"] = ""
 assert not emulation.runs and not emulation.faults
 assert (out.to_numpy().view(np.uint16) == 0xFFFF).all()

@@ -1,8 +1,9 @@
 """Races in LDS: two waves of a block touch a byte, one of them to change it, and no barrier lies between.
 
 Barriers are the only thing that orders waves, so the order is known exactly, whichever wave the schedule runs
-first: what wave A did before it signalled barrier i comes before what wave B does after it has waited for barrier
-i. An access made after `signals` signals by A is therefore over for B once B has waited more than `signals` times.
+first: what wave A did before it signalled barrier i comes before what wave B does after it has waited for
+barrier i. An access made after `signals` signals by A is therefore over for B once B has waited more than
+`signals` times.
 
 For each byte and each wave of its block the tables hold signals + 1 at the wave's last access, 0 for none.
 Writing the value that is there already is no race: compilers let several waves store what all of them hold.
@@ -29,8 +30,8 @@ class LdsRaces:
     ----------
     lds_bytes : of all blocks of the batch
     first_block : number of the batch's first block
-    signals, waits : int64 [blocks, waves of a block], how often each wave has signalled a barrier and waited for
-        one; the scheduler's own counters, which it goes on counting in
+    signals, waits : int64 [blocks, waves of a block], how often each wave has signalled a barrier and waited
+        for one; the scheduler's own counters, which it goes on counting in
     """
 
     def __init__(self, lds_bytes: int, first_block: int, signals: np.ndarray, waits: np.ndarray):
@@ -86,7 +87,7 @@ class LdsRaces:
         if changed is not None:
             others &= changed[..., None]
         else:
-            # The reader has stored there as well, so all have stored one value: another would have been a race.
+            # The reader has stored there as well, so all have stored one value: else that was a race.
             others &= ~(unordered & mine).any(axis=0)
         if others.any():
             other, row, position, _ = (int(i) for i in np.argwhere(others)[0])

@@ -1,8 +1,8 @@
 """The mutation proof: a kernel that is corrupted on purpose does not pass verification.
 
 Each mutant runs as `gristmill build` runs an entry, and so does the unmutated control. Faults of meaning are
-planted in the kernel's source; faults of the compiler or of storage are planted in the machine code, one bit at a
-time, so that nothing here encodes an instruction.
+planted in the kernel's source; faults of the compiler or of storage are planted in the machine code, one bit
+at a time, so that nothing here encodes an instruction.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import real_kernels
 from gristmill.aot import verify
@@ -21,25 +22,30 @@ from gristmill.aot.emulator import EmulatorError, Kernel, Module
 from gristmill.aot.emulator.decode import Instruction, decode, generation
 from gristmill.aot.emulator.driver import ARCHS
 from gristmill.aot.emulator.errors import UndecodableInstruction
+from gristmill.aot.emulator.float_formats import FloatMode
+from gristmill.aot.emulator.operands import RegisterLimits
+from gristmill.aot.emulator.program import compile_step
+from gristmill.aot.emulator.vector import Step
+from gristmill.aot.emulator.waves import EXEC, SCC, VECTOR, Waves
 from gristmill.aot.verify import VerificationError, run_code
 from gristmill.kernels.variant import TritonVariant
 from real_kernels import Built
 
-# Text of the kernel -> what stands there instead. Each text must occur exactly once: an edit of the kernel that
-# moves it fails the test, which would otherwise go on testing nothing.
+# Text of the kernel -> what stands there instead. Each text must occur exactly once: an edit of the kernel
+# that moves it fails the test, which would otherwise go on testing nothing.
 SOURCE_MUTATIONS = {
-    "pairs of nibbles in the wrong order": ("shift = 4 * tl.arange(0, 4)", "shift = 12 - 4 * tl.arange(0, 4)"),
+    "pairs of nibbles reversed": ("shift = 4 * tl.arange(0, 4)", "shift = 12 - 4 * tl.arange(0, 4)"),
     "halves of a pair swapped": ("tl.join(low, high)", "tl.join(high, low)"),
     "first group off by one": ("    tile_group = 0\n", "    tile_group = 1\n"),
     "groups begin one tile late": ("tiles_left = tiles_per_group\n", "tiles_left = tiles_per_group + 1\n"),
-    "zero points ignored": ("HAS_ZERO: tl.constexpr = zero_points is not None", "HAS_ZERO: tl.constexpr = False"),
+    "zero points ignored": ("tl.constexpr = zero_points is not None", "tl.constexpr = False"),
     "bias shifted by one": ("tl.load(bias + n_read)", "tl.load(bias + (n_read + 1) % N)"),
     "bias ignored": ("if bias.to(tl.int64) != 0:", "if bias.to(tl.int64) == 1:"),
     "x not masked in the K tail": (", mask=(k < k_left)[None, :], other=0.0)", ")"),
     "K tail left out": ("if k_left > 0:", "if k_left > BLOCK_K:"),
     "rows of x not wrapped": ("m_read = (m % M)", "m_read = m"),
     "rows of qweight not wrapped": ("n_read = (n % N)", "n_read = n"),
-    "rows past M stored": ("mask=(m < M)[:, None] & (n < N)[None, :]", "mask=(m < M + 1)[:, None] & (n < N)[None, :]"),
+    "rows past M stored": ("mask=(m < M)[:, None] & ", "mask=(m < M + 1)[:, None] & "),
     "group of row tiles forgotten": ("return first_m + within % width", "return within % width"),
 }
 
@@ -130,7 +136,13 @@ def _step_changed(flip: Flip, row: TritonVariant) -> bool:
     """An addition of what one tile along K takes up, of x or of qweight, in bytes."""
     a, b = flip.before, flip.after
     steps = (row.constexprs["BLOCK_K"] * 2, row.constexprs["BLOCK_K"] // 2)
-    if b is None or b.name != a.name or "_add" not in a.name or a.literal is not None or b.literal is not None:
+    if (
+        b is None
+        or b.name != a.name
+        or "_add" not in a.name
+        or a.literal is not None
+        or b.literal is not None
+    ):
         return False
     changed = [name for name in a.fields if a[name] != b.get(name)]
     return (
@@ -216,7 +228,7 @@ def test_control_passes(code):
     assert 0 < record.worst_error_over_bound <= 1
 
 
-# -- faults in the source ---------------------------------------------------------------------------------------------
+# -- faults in the source --------------------------------------------------------------------------------
 
 
 def mutant(text: str, folder, monkeypatch, name: str, row: TritonVariant, arch: str) -> Built:
@@ -233,7 +245,7 @@ def mutant(text: str, folder, monkeypatch, name: str, row: TritonVariant, arch: 
 def test_source_mutation_is_caught(name, arch, tmp_path, monkeypatch):
     old, new = SOURCE_MUTATIONS[name]
     source = real_kernels.kernel_source()
-    assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in the kernel: choose another text"
+    assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in the kernel: choose another"
     row = real_kernels.smallest_row(arch)
     built = mutant(source.replace(old, new), tmp_path, monkeypatch, name, row, arch)
     assert isinstance(caught(built, built.code), VerificationError)
@@ -246,7 +258,7 @@ def test_source_without_mutation_passes(tmp_path, monkeypatch):
     assert caught(built, built.code) is None
 
 
-# -- faults in the machine code ---------------------------------------------------------------------------------------
+# -- faults in the machine code --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", BINARY_MUTATIONS)
@@ -273,24 +285,29 @@ def test_every_missing_barrier_is_caught(code):
     assert missed == []
 
 
-# -- single bits at random --------------------------------------------------------------------------------------------
+# -- single bits at random -------------------------------------------------------------------------------
 
 FLIPS = 60
-LEAST_SHARE = 0.8  # of the flips that change what the emulator models
+# Of the flips that change what the emulator models. Of 204 on both archs 33 passed, 15 of them unexplained:
+# steps of integer divisions that small quotients do not need, sides of selections that were not taken, and a
+# zero that became a denormal, far below the bound.
+MOST_ESCAPES, MOST_UNEXPLAINED = 0.25, 0.12
 _TIMING = re.compile(
-    r"s_(wait|nop|delay_alu|clause|sleep|setprio|icache_inv|set_inst_prefetch_distance)|buffer_gl|global_(inv|wb)"
+    r"s_(wait|nop|delay_alu|clause|sleep|setprio|icache_inv|set_inst_prefetch_distance)"
+    r"|buffer_gl|global_(inv|wb)"
 )
 _CACHE_POLICY = re.compile(r" (glc|slc|dlc|nv|th:\w+|scope:\w+)\b")
+_UNUSED = re.compile(r" neg_(lo|hi):\[0(,0)*\]")  # how the bits of an operand that is not there are written
 
 
 def neutral(flip: Flip) -> str | None:
     """Why a flip cannot show in the emulator, whatever the inputs are; None when it can."""
     if flip.after is None:
         return None
-    before, after = str(flip.before), str(flip.after)
+    before, after = (_UNUSED.sub("", str(i)) for i in (flip.before, flip.after))
     if _TIMING.match(before) and _TIMING.match(after):
-        return "waits, delays and cache invalidation: the emulator completes every instruction at once"
-    if before == after:
+        return "waits, delays and cache invalidation: each instruction is complete before the next"
+    if before == after or flip.before.name == flip.after.name in ("s_barrier", "s_endpgm"):
         return "a bit that the instruction does not use"
     if _CACHE_POLICY.sub("", before) == _CACHE_POLICY.sub("", after):
         return "cache policy"
@@ -318,10 +335,83 @@ def random_flips(code: Code, count: int, seed: int) -> list[Flip]:
     return [code.flip(i, generator.randrange(8 * i.size)) for i in picked]
 
 
+class Twice:
+    """Runs an instruction as it is and as a flip made it; what differs is undefined from there on."""
+
+    def __init__(self, flip: Flip):
+        self.flip, self.different = flip, False
+
+    def compile(self, instruction: Instruction, limits: RegisterLimits, mode: FloatMode) -> Step | None:
+        step = compile_step(instruction, limits, mode)
+        if instruction.address != self.flip.address:
+            return step
+        changed = compile_step(self.flip.after, limits, mode)
+
+        def both(st: Waves) -> None:
+            copy = st.take(np.arange(st.count))
+            for one, where in ((changed, copy), (step, st)):
+                if one is not None:
+                    one(where)
+            self._mark(st, copy)
+
+        return both
+
+    def _mark(self, st: Waves, other: Waves) -> None:
+        assert (st.s[EXEC] == other.s[EXEC]).all(), "what differs is which lanes are on"
+        for first, mine, theirs in ((0, st.s, other.s), (VECTOR, st.v, other.v)):
+            for n, (a, b) in enumerate(zip(mine, theirs, strict=True), first):
+                self._mark_bits(st, n, (a ^ b) | _undefined(other, n))
+        self._mark_bits(st, SCC, (st.scc ^ other.scc).astype(np.uint32) | _undefined(other, SCC))
+
+    def _mark_bits(self, st: Waves, n: int, bits: np.ndarray | np.uint32) -> None:
+        bits = bits & ~_undefined(st, n)
+        if bits.any():
+            self.different = True
+            st.shadow[n] = _undefined(st, n) | bits
+
+
+def _undefined(st: Waves, n: int) -> np.ndarray | np.uint32:
+    shadow = st.shadow[n]
+    return np.uint32(0) if shadow is None else shadow
+
+
+def explained(code: Code, flip: Flip) -> str | None:
+    """Why a flip that passes is right to pass; None when the cases should have shown it.
+
+    Either its instruction gives the same results whenever a case runs it, or the bits that differ reach no
+    address, no branch and no stored result: the emulator follows undefined bits, so it need only be told that
+    they are.
+    """
+    before, after = flip.before, flip.after
+    moves = (
+        "s_branch",
+        "s_cbranch",
+        "s_endpgm",
+        "s_barrier",
+        "s_set",
+        "s_swappc",
+        "s_call",
+        "s_getpc",
+        "s_round",
+    )
+    if after is None or after.size != before.size or any(i.name.startswith(moves) for i in (before, after)):
+        return None
+    if any("store" in i.name or "atomic" in i.name for i in (before, after)):
+        return None
+    twice = Twice(flip)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gristmill.aot.emulator.program.compile_step", twice.compile)
+        if caught(code.built, code.built.code) is not None:
+            return None
+    return "what differs is not used" if twice.different else "the same results"
+
+
 def test_random_flips_are_caught_or_explained():
     code = _code(ARCHS[0])
     flips = [flip for flip in random_flips(code, FLIPS, seed=2) if neutral(flip) is None]
     escaped = [flip for flip in flips if caught(code.built, code.with_flip(flip)) is None]
-    words = "\n".join(map(str, escaped))
+    unexplained = [flip for flip in escaped if explained(code, flip) is None]
+    words = "\n".join(map(str, unexplained))
     assert len(flips) > FLIPS / 2
-    assert len(escaped) <= (1 - LEAST_SHARE) * len(flips), f"{len(escaped)} of {len(flips)} flips pass:\n{words}"
+    assert len(escaped) <= MOST_ESCAPES * len(flips), "\n".join(map(str, escaped))
+    assert len(unexplained) <= MOST_UNEXPLAINED * len(flips), f"{len(unexplained)} of {len(flips)}:\n{words}"

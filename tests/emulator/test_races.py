@@ -1,4 +1,4 @@
-"""The race detector on histories of a few accesses, each with the verdict that the order of barriers gives it."""
+"""The race detector on histories of a few accesses, each with the verdict that its barriers give it."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ ORDERED = {
     "neighbouring halves": [(0, "store", 2, 0), (1, "store", 2, 1), (2, "load", 2, 2)],
     "neighbouring bytes": [(0, "store", 1, 0), (1, "store", 1, 1)],
     "the same value": [(0, "store"), (1, "store", 4, 0, False)],
-    "the same value, read by who stored it": [(0, "store"), (1, "store", 4, 0, False), (1, "load"), (0, "load")],
+    "the same value, read by both": [(0, "store"), (1, "store", 4, 0, False), (1, "load"), (0, "load")],
     "store before the signal, load after the wait": [
         (0, "store"), (0, "signal"), (1, "signal"), (2, "signal"), (1, "wait"), (1, "load"),
     ],
@@ -57,11 +57,11 @@ RACES = {
     "the barrier came before": (["barrier", (0, "store"), (1, "load")], "wave 1 reads what wave 0"),
     "half of a word": ([(0, "store", 2, 1), (1, "load", 4, 0)], "4 bytes at 0"),
     "byte of a word": ([(0, "load", 1, 7), (1, "store", 4, 1)], "4 bytes at 4"),
-    "an earlier reader": ([(0, "load"), (1, "load"), (0, "signal"), (1, "store")], "what wave 0 of its block read"),
+    "an earlier reader": ([(0, "load"), (1, "load"), (0, "signal"), (1, "store")], "what wave 0 of its"),
     "half of what the reader stored": (
         [(1, "store", 2, 0), (0, "store", 2, 1), (1, "load", 4, 0)], "wave 1 reads what wave 0",
     ),
-    "the same value, read by a third": ([(0, "store"), (1, "store", 4, 0, False), (2, "load")], "wave 2 reads"),
+    "the same value, for a third": ([(0, "store"), (1, "store", 4, 0, False), (2, "load")], "wave 2 reads"),
     "load before the wait": (
         [(0, "store"), (0, "signal"), (1, "signal"), (2, "signal"), (1, "load")], "wave 1 reads what wave 0",
     ),
