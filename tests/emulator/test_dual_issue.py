@@ -1,8 +1,7 @@
-"""The rewriting of dual instructions that gfx11 gets wrong: which are taken apart, and that it changes no result."""
+"""The rewriting of dual instructions that gfx11 gets wrong: which are taken apart, with the same results."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 
 import numpy as np
@@ -17,7 +16,7 @@ from gristmill.aot.errors import CompileError
 from gristmill.aot.targets import find_target
 from gristmill.aot.verify import VerificationError, run_code
 from gristmill.csrc import w4a16_skinny_hip_variants
-from gristmill.kernels.w4a16_gemm_variants import variants
+from gristmill.kernels import w4a16_gemm_variants
 
 GFX1151, GFX1201 = find_target("gfx1151"), find_target("gfx1201")
 
@@ -133,10 +132,10 @@ def test_results_are_those_of_the_pair(index):
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        ("v_dual_add_f32 v30, v31, v11 :: v_dual_add_f32 v31, v30, v13", "each half reads what the other writes"),
-        ("v_dual_fmac_f32 v30, v31, v11 :: v_dual_mul_f32 v31, v30, v13", "each half reads what the other writes"),
-        ("v_dual_dot2acc_f32_bf16 v2, v4, v5 :: v_dual_mov_b32 v3, v6", "no single instruction for v_dual_dot2acc_f32_bf"),
-        ("v_dual_new_f32 v2, v4, v5 :: v_dual_mov_b32 v3, v6", "no single instruction for v_dual_new_f32"),
+        ("v_dual_add_f32 v30, v31, v11 :: v_dual_add_f32 v31, v30, v13", "reads what the other writes"),
+        ("v_dual_fmac_f32 v30, v31, v11 :: v_dual_mul_f32 v31, v30, v13", "reads what the other writes"),
+        ("v_dual_dot2acc_f32_bf16 v2, v4, v5 :: v_dual_mov_b32 v3, v6", "no single .* v_dual_dot2acc"),
+        ("v_dual_new_f32 v2, v4, v5 :: v_dual_mov_b32 v3, v6", "no single .* v_dual_new_f32"),
         ("v_dual_mov_b32 v2, v[4:4] :: v_dual_mov_b32 v3, v6", "cannot read"),
         ("v_dual_mov_b32 v2, v4, v5 :: v_dual_mov_b32 v3, v6", "v_dual_mov_b32 has 2 sources, not 1"),
         ("v_dual_mov_b32 s2, v4 :: v_dual_mov_b32 v3, v6", "'s2' is no vector register"),
@@ -152,13 +151,15 @@ def test_what_cannot_be_taken_apart_is_named(pair, message):
 
 @pytest.mark.parametrize(
     "writer",
-    ["v_add_f32_dpp v4, v5, v5 row_xmask:1", "v_mov_b32_dpp v4, v5 quad_perm:[1,0,3,2]", "v_permlanex16_b32 v4, v5, s0, s1"],
-)  # fmt: skip
+    [
+        "v_add_f32_dpp v4, v5, v5 row_xmask:1",
+        "v_mov_b32_dpp v4, v5 quad_perm:[1,0,3,2]",
+        "v_permlanex16_b32 v4, v5, s0, s1",
+    ],
+)
 def test_pair_that_reads_a_cross_lane_result_soon_is_taken_apart(writer):
-    reader, halves = (
-        "\tv_dual_add_f32 v2, v4, v5 :: v_dual_mov_b32 v3, v7",
-        "\tv_add_f32_e32 v2, v4, v5\n\tv_mov_b32_e32 v3, v7",
-    )
+    reader = "\tv_dual_add_f32 v2, v4, v5 :: v_dual_mov_b32 v3, v7"
+    halves = "\tv_add_f32_e32 v2, v4, v5\n\tv_mov_b32_e32 v3, v7"
 
     def after(count: int) -> str:
         text = [f"\t{writer}", ".Llabel:", "; comment", *["\ts_nop 0"] * count, reader]
@@ -182,9 +183,12 @@ def test_gfx12_is_left_alone():
 
 # -- what the build makes of real kernels ----------------------------------------------------------------
 
-TRITON_ROW = next(row for row in variants("gfx1151") if row.name == "w4a16_gemm_bf16_32x32x32_w4_s2")
-HIP_ROW = next(
-    row for row in w4a16_skinny_hip_variants.variants("gfx1151") if row.name == "w4a16_skinny_fp16_m1"
+TRITON_ROW, HIP_ROW = (
+    next(row for row in rows.variants("gfx1151") if row.name == name)
+    for rows, name in (
+        (w4a16_gemm_variants, "w4a16_gemm_bf16_32x32x32_w4_s2"),
+        (w4a16_skinny_hip_variants, "w4a16_skinny_fp16_m1"),
+    )
 )
 ROWS = pytest.mark.parametrize(
     ("compile_variant", "row"),
@@ -211,7 +215,7 @@ def test_built_object_has_no_hazard_and_the_same_bytes_again(compile_variant, ro
 def test_verification_refuses_an_object_made_without_the_rewriting(monkeypatch):
     monkeypatch.setattr(dual_issue, "avoid_faults", lambda assembly, arch, what: assembly)
     built = real_kernels.build("gfx1151", TRITON_ROW)
-    words = rf"{TRITON_ROW.name}: .* dual instructions of w4a16_gemm wrong, the first at 0x[0-9a-f]+: v_dual_.* :: v_dual_"
+    words = rf"{TRITON_ROW.name}: .* dual instructions of w4a16_gemm wrong, the first at 0x[0-9a-f]+: v_dual_"
     with pytest.raises(VerificationError, match=words):
         run_code("gfx1151", built.entry, built.code)
 
@@ -233,4 +237,4 @@ def test_objects_of_gfx1201_are_not_rewritten(monkeypatch):
         raise AssertionError(what)
 
     monkeypatch.setattr(dual_issue, "split_hazardous_pairs", never)
-    assert compile_hip.compile_variant(HIP_ROW, GFX1201) == dataclasses.replace(built)
+    assert compile_hip.compile_variant(HIP_ROW, GFX1201) == built
