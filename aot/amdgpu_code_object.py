@@ -207,16 +207,12 @@ class CodeObject:
         try:
             elf = ELFFile(io.BytesIO(data))
         except ELFError as error:
-            raise CodeObjectError(
-                f"not an ELF file ({error}); a code object is an hsaco as lld writes it"
-            ) from error
+            raise CodeObjectError(f"not an ELF file ({error}); a code object is an hsaco as lld writes it") from error
         if elf.header.e_machine not in ("EM_AMDGPU", EM_AMDGPU):
             raise CodeObjectError(f"ELF machine is {elf.header.e_machine}, not AMDGPU")
         machine = elf.header.e_flags & 0xFF
         if machine not in MACHINES:
-            raise CodeObjectError(
-                f"unknown AMDGPU machine number {machine:#x} in e_flags {elf.header.e_flags:#x}"
-            )
+            raise CodeObjectError(f"unknown AMDGPU machine number {machine:#x} in e_flags {elf.header.e_flags:#x}")
 
         segments = tuple(
             Segment(
@@ -249,9 +245,7 @@ class CodeObject:
 
     def kernel(self, name: str) -> KernelInfo:
         if name not in self.kernels:
-            raise CodeObjectError(
-                f"no kernel {name!r} in this {self.arch} code object; it has {sorted(self.kernels)}"
-            )
+            raise CodeObjectError(f"no kernel {name!r} in this {self.arch} code object; it has {sorted(self.kernels)}")
         return self.kernels[name]
 
 
@@ -290,14 +284,11 @@ def _symbols(elf: ELFFile) -> dict[str, tuple[int, int]]:
 def _kernel(row: dict[str, Any], symbols: dict[str, tuple[int, int]], image: _Image) -> KernelInfo:
     name, descriptor_symbol = row[".name"], row[".symbol"]
     if descriptor_symbol not in symbols:
-        raise CodeObjectError(
-            f"metadata names descriptor {descriptor_symbol!r}, the symbol table does not have it"
-        )
+        raise CodeObjectError(f"metadata names descriptor {descriptor_symbol!r}, the symbol table does not have it")
     address, _ = symbols[descriptor_symbol]
     descriptor = KernelDescriptor.parse(image.read(address, 64))
     args = tuple(
-        KernelArgument(a[".offset"], a[".size"], a[".value_kind"], a.get(".name", ""))
-        for a in row.get(".args", [])
+        KernelArgument(a[".offset"], a[".size"], a[".value_kind"], a.get(".name", "")) for a in row.get(".args", [])
     )
     return KernelInfo(
         name=name,

@@ -152,9 +152,7 @@ def _own(torch: Any, weights, M: int, dtype: str, copy_rate: float, every_entry:
         floor_us=moved / copy_rate / 1000, gbps=gbps, percent_of_copy=100 * gbps / copy_rate,
     )  # fmt: skip
     tiles = _choice(one, M, _tiles_only(one.loader.pack.manifest))
-    cell.peers_us["our tiles"] = (
-        us if tiles.kernel is chosen.kernel else _time_choice(torch, prepared, tiles, x, out)
-    )
+    cell.peers_us["our tiles"] = us if tiles.kernel is chosen.kernel else _time_choice(torch, prepared, tiles, x, out)
     if every_entry:
         manifest = one.loader.pack.manifest
         for entry in manifest.entries.values():
@@ -196,9 +194,7 @@ def _time_choice(torch: Any, prepared: list[PreparedWeight], choice: Choice, x: 
     return time_us(torch, [call(weight) for weight in prepared])
 
 
-def _add_peer(
-    torch: Any, peer: Peer, cells: list[Cell], copies: int, dtype: str, report, missing: set[str]
-) -> None:
+def _add_peer(torch: Any, peer: Peer, cells: list[Cell], copies: int, dtype: str, report, missing: set[str]) -> None:
     N, K = cells[0].N, cells[0].K
     try:
         calls = peer.make(torch, N, K, copies, dtype)

@@ -40,9 +40,7 @@ class _ArchBuild:
     rows: Rows
     keys: dict[str, str] = field(default_factory=dict)  # variant -> key
     compiled: dict[str, CompiledObject] = field(default_factory=dict)  # variant -> object
-    missing: dict[str, str] = field(
-        default_factory=dict
-    )  # one variant of each key that the cache lacks -> key
+    missing: dict[str, str] = field(default_factory=dict)  # one variant of each key that the cache lacks -> key
 
     def load(self, cache: ObjectCache) -> None:
         by_key: dict[str, CompiledObject | None] = {}
@@ -83,9 +81,7 @@ def build_packs(
     for arch in dict.fromkeys(archs):
         target = find_target(arch)
         rows = read_rows(arch, row_modules)
-        build = _ArchBuild(
-            target, rows, {variant.name: object_key(variant, target) for variant in rows.variants}
-        )
+        build = _ArchBuild(target, rows, {variant.name: object_key(variant, target) for variant in rows.variants})
         build.load(cache)
         builds.append(build)
     lacking = {build.target.arch: dict(build.missing) for build in builds if build.missing}
@@ -102,17 +98,13 @@ def build_packs(
         if build.missing:
             build.load(cache)
         if build.missing:
-            raise BuildError(
-                f"the cache {cache_folder} does not keep what it was given: {', '.join(build.missing)}"
-            )
+            raise BuildError(f"the cache {cache_folder} does not keep what it was given: {', '.join(build.missing)}")
         manifests.append(make_manifest(build.target, build.rows, build.compiled))
     reports = []
     for build, manifest in zip(builds, manifests, strict=True):
         folder = out / build.target.arch
         changed = write_pack(folder, manifest, build.compiled)
-        reports.append(
-            _pack_report(folder, manifest, build, lacking.get(manifest.arch, {}), seconds, changed)
-        )
+        reports.append(_pack_report(folder, manifest, build, lacking.get(manifest.arch, {}), seconds, changed))
     return reports
 
 
@@ -135,9 +127,7 @@ def _pack_report(
         compiled=sum(key in keys for key in build.keys.values()),
         compile_seconds=round(sum(seconds.get(f"{manifest.arch}/{name}", 0.0) for name in lacked), 1),
         spilled={
-            name: entry.resources["spills"]
-            for name, entry in manifest.entries.items()
-            if entry.resources["spills"]
+            name: entry.resources["spills"] for name, entry in manifest.entries.items() if entry.resources["spills"]
         },
         changed=changed,
     )

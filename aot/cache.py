@@ -109,9 +109,7 @@ class ObjectCache:
             finally:
                 shutil.rmtree(doomed, ignore_errors=True)
         except OSError as error:
-            raise BuildError(
-                f"cannot drop the damaged cache entry {folder}: {error}; remove it by hand"
-            ) from None
+            raise BuildError(f"cannot drop the damaged cache entry {folder}: {error}; remove it by hand") from None
 
 
 def _digest(key: str, code: bytes, facts: Any) -> str:

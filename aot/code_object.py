@@ -87,9 +87,7 @@ def read_facts(code: bytes, kind: str, symbol: str) -> ObjectFacts:
     )
 
 
-def check_object(
-    code: bytes, target: Target, symbol: str, arguments: Sequence[Argument], threads: int
-) -> ObjectFacts:
+def check_object(code: bytes, target: Target, symbol: str, arguments: Sequence[Argument], threads: int) -> ObjectFacts:
     """Check a code object against its variant and return what it says of itself.
 
     Raises
@@ -101,13 +99,9 @@ def check_object(
         raise ObjectError(f"the object is for {facts.arch}, not for {target.arch}")
     expected = tuple(ARGUMENT_BYTES[argument.type] for argument in arguments)
     if facts.argument_bytes != expected:
-        raise ObjectError(
-            f"{symbol} takes arguments of {facts.argument_bytes} bytes, its row says {expected}"
-        )
+        raise ObjectError(f"{symbol} takes arguments of {facts.argument_bytes} bytes, its row says {expected}")
     if threads > facts.max_threads:
-        raise ObjectError(
-            f"{symbol} is compiled for blocks of {facts.max_threads} threads, its row says {threads}"
-        )
+        raise ObjectError(f"{symbol} is compiled for blocks of {facts.max_threads} threads, its row says {threads}")
     check_paths(code, f"the object of {symbol}", build_machine_folders())
     return facts
 

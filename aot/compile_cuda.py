@@ -114,9 +114,7 @@ def _by_nvrtc(variant: CxxVariant, options: tuple[str, ...]) -> tuple[bytes, str
     source = source_file(variant)
     included = {name: path.read_bytes() for name, path in headers(source).items()}
     names, texts = [name.encode() for name in included], list(included.values())
-    program = _nvrtc_call(
-        "nvrtcCreateProgram", source.read_bytes(), source.name.encode(), len(names), texts, names
-    )
+    program = _nvrtc_call("nvrtcCreateProgram", source.read_bytes(), source.name.encode(), len(names), texts, names)
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = bytes(_nvrtc_call("nvrtcGetProgramLogSize", program))
@@ -163,9 +161,7 @@ def _by_nvcc(variant: CxxVariant, options: tuple[str, ...], nvcc: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         out = Path(folder) / "kernel.cubin"
         files = ("--include-path", "../include", "--output-file", str(out), source.name)
-        done = subprocess.run(
-            [nvcc, "--cubin", *options, *files], cwd=source.parent, capture_output=True, text=True
-        )
+        done = subprocess.run([nvcc, "--cubin", *options, *files], cwd=source.parent, capture_output=True, text=True)
         if done.returncode:
             words = (done.stdout + done.stderr).strip()
             raise CompileError(f"{variant.name}: {variant.source} does not compile\n{words}")

@@ -81,9 +81,7 @@ def rocm_compiler(program: str = "amdclang++") -> HipCompiler:
     """ROCm's clang, by path or by name on PATH; ToolchainError when it or its ld.lld is not there."""
     found = shutil.which(program)
     if found is None:
-        raise ToolchainError(
-            f"no HIP compiler {program!r}; install ROCm's rocm-llvm package, or: pip install ziglang"
-        )
+        raise ToolchainError(f"no HIP compiler {program!r}; install ROCm's rocm-llvm package, or: pip install ziglang")
     folder = Path(found).resolve().parent
     linker = folder / "ld.lld"
     if not linker.is_file():
@@ -98,9 +96,7 @@ def argument_layout(variant: CxxVariant) -> tuple[Argument, ...]:
     return tuple(Argument(name, type_) for name, type_ in variant.arguments)
 
 
-def compile_variant(
-    variant: CxxVariant, target: Target, compiler: HipCompiler | None = None
-) -> CompiledObject:
+def compile_variant(variant: CxxVariant, target: Target, compiler: HipCompiler | None = None) -> CompiledObject:
     """Compile one variant; needs no GPU and leaves nothing on disk.
 
     Parameters
@@ -183,9 +179,7 @@ def _check_version(compiler: HipCompiler) -> None:
 
 @lru_cache
 def _clang_version(clang: tuple[str, ...]) -> str:
-    process = subprocess.run(
-        [*clang, "--version"], capture_output=True, text=True, env=_environment(), check=False
-    )
+    process = subprocess.run([*clang, "--version"], capture_output=True, text=True, env=_environment(), check=False)
     found = re.search(r"clang version (\d+\.\d+\.\d+)", process.stdout)
     if process.returncode or found is None:
         words = (process.stdout + process.stderr).strip()[-500:]
@@ -199,9 +193,7 @@ def _run(command: tuple[str, ...], folder: Path, variant: CxxVariant) -> None:
     )
     if process.returncode:
         words = (process.stderr + process.stdout).strip()
-        raise CompileError(
-            f"{variant.name}: {variant.source} does not compile\n{words or 'the compiler said nothing'}"
-        )
+        raise CompileError(f"{variant.name}: {variant.source} does not compile\n{words or 'the compiler said nothing'}")
 
 
 def _environment() -> dict[str, str]:

@@ -128,14 +128,10 @@ def _kernel(variant: TritonVariant) -> Any:
             f"{', '.join(variant.signature)} and constants {', '.join(variant.constexprs)}"
         )
     if [name for name in names if name in variant.signature] != list(variant.signature):
-        raise BuildError(
-            f"{variant.name}: signature is not in the order of {variant.function}: {', '.join(names)}"
-        )
+        raise BuildError(f"{variant.name}: signature is not in the order of {variant.function}: {', '.join(names)}")
     unknown = variant.divisibility.keys() - variant.signature.keys()
     if unknown:
-        raise BuildError(
-            f"{variant.name}: divisibility of {', '.join(sorted(unknown))}, which the signature lacks"
-        )
+        raise BuildError(f"{variant.name}: divisibility of {', '.join(sorted(unknown))}, which the signature lacks")
     return function
 
 

@@ -41,9 +41,7 @@ def cxx_source_digests(variant: CxxVariant) -> Mapping[str, str]:
 
 def dynamic_shared_bytes(variant: Variant, result: CompiledObject) -> str:
     """Formula of the dynamic shared memory: a C++ variant's own, or the number that Triton gives."""
-    return (
-        variant.dynamic_shared_bytes if isinstance(variant, CxxVariant) else str(result.dynamic_shared_bytes)
-    )
+    return variant.dynamic_shared_bytes if isinstance(variant, CxxVariant) else str(result.dynamic_shared_bytes)
 
 
 def block(variant: Variant, result: CompiledObject) -> tuple[int, int, int]:

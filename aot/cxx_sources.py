@@ -49,10 +49,7 @@ def source_digests(variant: CxxVariant) -> Mapping[str, str]:
     """sha256 of the variant's source and of each header it includes, by path below csrc."""
     path = source_file(variant)
     files = {path, *headers(path).values()}
-    return {
-        file.relative_to(CSRC).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(files)
-    }
+    return {file.relative_to(CSRC).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
 
 
 def macros(variant: CxxVariant) -> tuple[str, ...]:

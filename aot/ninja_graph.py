@@ -98,9 +98,7 @@ def compile_batches(
                 progress.write(line)
                 progress.flush()
     if process.returncode == _INTERRUPTED:
-        raise BuildError(
-            "the build was interrupted; what was compiled is in the cache, so build again to go on"
-        )
+        raise BuildError("the build was interrupted; what was compiled is in the cache, so build again to go on")
     if process.returncode:
         raise CompileError(_failure(batches, folder) or f"ninja ended with exit code {process.returncode}")
     seconds: dict[str, float] = {}

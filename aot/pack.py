@@ -106,9 +106,7 @@ def check_pack(folder: Path) -> Pack:
     for entry in manifest.entries.values():
         code = pack.read_object(entry)
         target = Target(manifest.arch, "", "", 32, manifest.kind)
-        check_object(
-            code, target, entry.symbol, entry.arguments, entry.block[0] * entry.block[1] * entry.block[2]
-        )
+        check_object(code, target, entry.symbol, entry.arguments, entry.block[0] * entry.block[1] * entry.block[2])
     expected = {f"objects/{entry.object}.{manifest.kind}" for entry in manifest.entries.values()}
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     extra = found - expected - {"manifest.json", "verified.json"}

@@ -39,9 +39,7 @@ def peers() -> list[Peer]:
 
 def _torch_mm(torch: Any, N: int, K: int, copies: int, dtype: str):
     # A weight of 16 bits is four times as large: fewer copies get as far past the L2.
-    weights = [
-        torch.randn(N, K, device="cuda", dtype=getattr(torch, dtype)) for _ in range(max(2, copies // 3))
-    ]
+    weights = [torch.randn(N, K, device="cuda", dtype=getattr(torch, dtype)) for _ in range(max(2, copies // 3))]
 
     def calls(M: int):
         x = torch.randn(M, K, device="cuda", dtype=getattr(torch, dtype))

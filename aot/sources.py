@@ -127,9 +127,7 @@ def source_digests(module: str) -> Mapping[str, str]:
         try:
             tree = ast.parse(path.read_bytes(), str(path))
         except SyntaxError as error:
-            raise BuildError(
-                f"{name}: line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
-            ) from None
+            raise BuildError(f"{name}: line {error.lineno}: {error.msg}: {(error.text or '').strip()}") from None
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         waiting += [found for found in _imports(tree, package) if _is_related(found, module)]
     return dict(sorted(digests.items()))
@@ -181,9 +179,7 @@ def _source_path(name: str) -> Path | None:
 def _constants(variant: TritonVariant) -> dict[str, Any]:
     for name, value in variant.constexprs.items():
         if not isinstance(value, bool | int | float | str | None):
-            raise BuildError(
-                f"{variant.name}: constant {name!r} is a {type(value).__name__}; a row holds plain values"
-            )
+            raise BuildError(f"{variant.name}: constant {name!r} is a {type(value).__name__}; a row holds plain values")
     return dict(variant.constexprs)
 
 

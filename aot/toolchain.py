@@ -51,9 +51,7 @@ def ninja_program() -> Path:
 
     program = Path(ninja.BIN_DIR) / ("ninja.exe" if os.name == "nt" else "ninja")
     if not program.is_file():
-        raise ToolchainError(
-            f"the ninja package has no program at {program}; run: pip install --force-reinstall ninja"
-        )
+        raise ToolchainError(f"the ninja package has no program at {program}; run: pip install --force-reinstall ninja")
     return program
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from gristmill.aot.amdgpu_code_object import CodeObject
 from gristmill.aot.emulator import driver as emulated
 from gristmill.aot.emulator.hazards import vopd_interlock_hazards
@@ -133,7 +132,9 @@ def _run(kernel: LoadedKernel, device: Device, facts, case, rng: np.random.Gener
     try:
         result = run_case(kernel, device, facts, case, rng)
     except Exception as error:
-        raise VerificationError(f"{kernel.entry.name} on {facts.name}, {case}: {type(error).__name__}: {error}") from error
+        raise VerificationError(
+            f"{kernel.entry.name} on {facts.name}, {case}: {type(error).__name__}: {error}"
+        ) from error
     if not result.passed:
         guard = "" if result.guard_intact else "; it wrote outside its output"
         raise VerificationError(
@@ -142,9 +143,7 @@ def _run(kernel: LoadedKernel, device: Device, facts, case, rng: np.random.Gener
     return result
 
 
-def _emulate(
-    pack: Pack, cache: Path, jobs: int, progress: Callable[[str], None]
-) -> tuple[dict[str, Record], int]:
+def _emulate(pack: Pack, cache: Path, jobs: int, progress: Callable[[str], None]) -> tuple[dict[str, Record], int]:
     keys = {name: _key(entry) for name, entry in pack.manifest.entries.items()}
     records = {name: record for name, key in keys.items() if (record := _cached(cache, key, name)) is not None}
     missing = [name for name in keys if name not in records]
@@ -171,7 +170,9 @@ def _recorded(pack: Pack) -> dict[str, Record]:
         return {}
     entries = pack.manifest.entries
     records = read_records(path.read_bytes(), str(path))
-    return {name: record for name, record in records.items() if name in entries and entries[name].object == record.object}
+    return {
+        name: record for name, record in records.items() if name in entries and entries[name].object == record.object
+    }
 
 
 def _cached(cache: Path, key: str, name: str) -> Record | None:

@@ -87,13 +87,10 @@ def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = P
     manifest = pack.manifest
     if manifest.version != gristmill.__version__:
         raise WheelError(
-            f"{folder} was built by gristmill {manifest.version}, this is {gristmill.__version__}; "
-            "run: gristmill build"
+            f"{folder} was built by gristmill {manifest.version}, this is {gristmill.__version__}; run: gristmill build"
         )
     package = f"{NAMESPACE}.{manifest.arch}"
-    files = {
-        path: f"{NAMESPACE}/{manifest.arch}/{path.relative_to(folder).as_posix()}" for path in _files(folder)
-    }
+    files = {path: f"{NAMESPACE}/{manifest.arch}/{path.relative_to(folder).as_posix()}" for path in _files(folder)}
     texts = {
         "pyproject.toml": _PACK_PROJECT.format(
             name=distribution_name(manifest.arch),
@@ -149,9 +146,7 @@ def source_tree() -> Path:
     """The source tree that the running gristmill comes from; WheelError when there is none."""
     root = Path(gristmill.__file__).resolve().parents[1]
     if not (root / "pyproject.toml").is_file():
-        raise WheelError(
-            "gristmill runs from an installed wheel; name its source tree by --source, or give --no-core"
-        )
+        raise WheelError("gristmill runs from an installed wheel; name its source tree by --source, or give --no-core")
     return root
 
 
@@ -198,9 +193,7 @@ def _build(
         with zipfile.ZipFile(wheel) as archive:
             lost = sorted(set(wanted) - set(archive.namelist()))
         if lost:
-            raise WheelError(
-                f"{wheel.name} lacks {', '.join(lost)}; are package and data listed in pyproject.toml?"
-            )
+            raise WheelError(f"{wheel.name} lacks {', '.join(lost)}; are package and data listed in pyproject.toml?")
         size = wheel.stat().st_size
         if budget_bytes is not None and size > budget_bytes:
             raise WheelError(f"{wheel.name} has {size} bytes, more than the budget of {budget_bytes}")

@@ -2,7 +2,8 @@
 
     python build_scripts/dump_ptx.py --arch sm80 --out build/ptx
 
-The H200 cannot run sm80's machine code, but its driver compiles the same kernels from their PTX: that proves their logic.
+The H200 cannot run sm80's machine code, but its driver compiles the same kernels from their PTX: that proves
+their logic.
 """
 
 from __future__ import annotations

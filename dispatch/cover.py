@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from gristmill.checkpoints.affine import LayerInfo
 from gristmill.device import DeviceFacts
@@ -50,7 +50,7 @@ def cover_layer(
 ) -> list[Run]:
     """Resolve each M of `ms` (ascending), with and without bias; M that take the same entry are joined."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def resolve(M: int, has_bias: bool) -> tuple[str | None, str, bool]:
         problem = Problem(
             OP_W4A16_GEMM, M, layer.N, layer.K, layer.group_size, dtype, layer.has_zero_points, has_bias, alignment

@@ -202,7 +202,8 @@ class _Reader:
         if block[0] * block[1] * block[2] > 1024:
             raise self.fail(where, f"block {block} has more than 1024 threads")
         grid = tuple(
-            self.formula(text, f"{where} grid", PROBLEM_NAMES | DEVICE_NAMES) for text in self.triple(row, "grid", where)
+            self.formula(text, f"{where} grid", PROBLEM_NAMES | DEVICE_NAMES)
+            for text in self.triple(row, "grid", where)
         )
         needs = self.object(self.field(row, "needs", dict, where), where)
         dtype = self.field(needs, "dtype", str, where)
@@ -304,5 +305,7 @@ class _Reader:
             raise self.fail(where, str(error)) from None
         unknown = formula.names - names
         if unknown:
-            raise self.fail(where, f"formula {text!r} names {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
+            raise self.fail(
+                where, f"formula {text!r} names {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}"
+            )
         return formula

@@ -20,7 +20,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-
 from gristmill.errors import ArgumentError, DTypeError, ShapeError, StrideError
 from gristmill.problem import check_dtype, resolve_group_size
 

@@ -40,7 +40,9 @@ class Pack:
         try:
             code = path.read_bytes()
         except OSError as error:
-            raise DamagedPackError(f"{path}: {error.strerror}; reinstall {distribution_name(self.manifest.arch)}") from None
+            raise DamagedPackError(
+                f"{path}: {error.strerror}; reinstall {distribution_name(self.manifest.arch)}"
+            ) from None
         digest = hashlib.sha256(code).hexdigest()
         if digest != entry.object:
             raise DamagedPackError(
@@ -56,7 +58,11 @@ class Pack:
             return {}
         records = read_records(path.read_bytes(), str(path))
         entries = self.manifest.entries
-        return {name: record for name, record in records.items() if name in entries and record.object == entries[name].object}
+        return {
+            name: record
+            for name, record in records.items()
+            if name in entries and record.object == entries[name].object
+        }
 
 
 def distribution_name(arch: str) -> str:
@@ -102,7 +108,9 @@ def find_pack(arch: str, folders: Sequence[Path] | None = None) -> Pack:
                 return pack
     found = ", ".join(dict.fromkeys(folder.name for folder in folders)) or "none"
     if not serving:
-        raise NoPackError(f"no pack is made for {arch}; archs served: {', '.join(PACKS_FOR_ARCH)}. Packs found: {found}")
+        raise NoPackError(
+            f"no pack is made for {arch}; archs served: {', '.join(PACKS_FOR_ARCH)}. Packs found: {found}"
+        )
     raise NoPackError(
         f"no pack for {arch} is installed; run: pip install {distribution_name(serving[0])}. Packs found: {found}"
     )

@@ -184,7 +184,9 @@ def prepare(weight: PackedWeight) -> PreparedWeight:
     if found is not None:
         return found[1]
     if device_of_weight(weight).driver == HOST:
-        raise DeviceMismatchError("weight must be on a device, got arrays on cpu; see gristmill.to_device")
+        raise DeviceMismatchError(
+            "weight must be on a device, got arrays on cpu; see gristmill.to_torch and gristmill.to_device"
+        )
     prepared = PreparedWeight(weight)
 
     def forget(_: Any, key: int = key) -> None:

@@ -7,7 +7,6 @@ The reference is float64 and takes the dense weight as its owner defines it (a c
 from __future__ import annotations
 
 import numpy as np
-
 from gristmill.problem import UNIT_ROUNDOFF
 
 FP32_ROUNDOFF = 2.0**-24

@@ -93,7 +93,9 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
     if any(not 0 <= blocks <= most for blocks, most in zip(grid, MAX_GRID, strict=True)):
         reasons.append(f"needs a grid of {grid} blocks, the most is {MAX_GRID}")
     if device.backend == "hip" and any(g * b > MAX_HIP_THREADS for g, b in zip(grid, entry.block, strict=True)):
-        reasons.append(f"needs a grid of {grid} blocks of {entry.block} threads, HIP's most is {MAX_HIP_THREADS} threads")
+        reasons.append(
+            f"needs a grid of {grid} blocks of {entry.block} threads, HIP's most is {MAX_HIP_THREADS} threads"
+        )
     return reasons
 
 

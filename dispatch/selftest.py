@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-
 from gristmill.arrays import Device, DeviceArray
 from gristmill.device import DeviceFacts
 from gristmill.drivers import get_driver
@@ -80,7 +79,9 @@ def cases_for(entry: Entry, device: DeviceFacts) -> list[Case]:
     return chosen
 
 
-def run_case(kernel: LoadedKernel, device: Device, facts: DeviceFacts, case: Case, rng: np.random.Generator) -> CaseResult:
+def run_case(
+    kernel: LoadedKernel, device: Device, facts: DeviceFacts, case: Case, rng: np.random.Generator
+) -> CaseResult:
     """Run `kernel` on one case and compare with the float64 reference."""
     entry = kernel.entry
     dtype = NUMPY_DTYPES[entry.needs.dtype]
@@ -161,7 +162,14 @@ def _pool() -> tuple[Case, ...]:
         K, group_size = choice(DEPTHS), choice(GROUP_SIZES)
         if group_size >= K:
             group_size = K
-        case = Case(choice(ROWS), choice(COLUMNS), K, K if group_size == -1 else group_size, choice((False, True)), choice((16, 2)))
+        case = Case(
+            choice(ROWS),
+            choice(COLUMNS),
+            K,
+            K if group_size == -1 else group_size,
+            choice((False, True)),
+            choice((16, 2)),
+        )
         cases[case] = None
     return tuple(cases)
 
@@ -184,7 +192,7 @@ def _edges(entry: Entry, case: Case, device: DeviceFacts) -> frozenset[str]:
     # What a tile along K leaves over, for each width of tile that divides 128: nothing, or all but the last word.
     if case.K % 128 in (0, 120):
         edges.add(f"K % 128 == {case.K % 128}")
-    if case.K >= 2 * case.group_size:
+    if 2 * case.group_size <= case.K:
         edges.add(f"several groups of {case.group_size}")
     if blocks > one_row and blocks > one_column and case.K > 128:
         edges.add("several blocks both ways")

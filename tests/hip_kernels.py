@@ -97,14 +97,10 @@ def random_weight(row: CxxVariant, case: Case) -> PackedWeight:
 
 
 def random_x(row: CxxVariant, case: Case) -> np.ndarray:
-    return (
-        np.random.default_rng(case.seed + 1).standard_normal((case.M, case.K)).astype(NUMPY_DTYPES[row.dtype])
-    )
+    return np.random.default_rng(case.seed + 1).standard_normal((case.M, case.K)).astype(NUMPY_DTYPES[row.dtype])
 
 
-def run(
-    arch: str, name: str, case: Case, weight: PackedWeight | None = None, x: np.ndarray | None = None
-) -> Result:
+def run(arch: str, name: str, case: Case, weight: PackedWeight | None = None, x: np.ndarray | None = None) -> Result:
     """Run one variant as a launch would, with grid, LDS and arguments from the row's formulas.
 
     Rows of x end in NaN, the last row of x and of qweight ends with the allocation, padding nibbles hold

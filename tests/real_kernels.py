@@ -34,9 +34,7 @@ def kernel_source() -> str:
     return Path(spec.origin).read_text()
 
 
-def smallest_row(
-    arch: str, dtype: str = "float16", zero_points: bool = True, aligned: bool = True
-) -> TritonVariant:
+def smallest_row(arch: str, dtype: str = "float16", zero_points: bool = True, aligned: bool = True) -> TritonVariant:
     """The row of `arch` with the smallest tile that several waves share, each with a part of its own, and
     whose sums are scaled, not its weights; or, without alignment, the floor."""
 
@@ -48,9 +46,7 @@ def smallest_row(
         for row in w4a16_gemm_variants.variants(arch)
         if (row.dtype, row.zero_points) == (dtype, zero_points)
         and 1 < row.num_warps <= row.constexprs["BLOCK_M"] * row.constexprs["BLOCK_N"] // 256
-        and (
-            bool(row.divisibility) and not row.constexprs["SCALE_WEIGHTS"] if aligned else not row.conditions
-        )
+        and (bool(row.divisibility) and not row.constexprs["SCALE_WEIGHTS"] if aligned else not row.conditions)
     ]
     return min(rows, key=size)
 

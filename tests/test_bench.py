@@ -15,9 +15,7 @@ def cell(M, us, **peers_us):
 
 
 def test_the_summary_is_a_geometric_mean_over_the_best_peer():
-    found = bench.summary(
-        [cell(1, 4.0, a=8.0, b=16.0), cell(1, 8.0, a=4.0), cell(8, 5.0, a=10.0), cell(16, 5.0)]
-    )
+    found = bench.summary([cell(1, 4.0, a=8.0, b=16.0), cell(1, 8.0, a=4.0), cell(8, 5.0, a=10.0), cell(16, 5.0)])
     assert found == {
         "M=1 over best peer": 1.0,
         "M=8 over best peer": 0.5,

@@ -43,7 +43,9 @@ def test_formula_refuses_what_is_not_its_language(text):
     assert formula({"M": 3}) in (3, -3)
 
 
-@pytest.mark.parametrize(("text", "values"), [("M // N", {"M": 1, "N": 0}), ("M % N", {"M": 1, "N": 0}), ("M + N", {"M": 1})])
+@pytest.mark.parametrize(
+    ("text", "values"), [("M // N", {"M": 1, "N": 0}), ("M % N", {"M": 1, "N": 0}), ("M + N", {"M": 1})]
+)
 def test_formula_that_cannot_be_evaluated_says_which(text, values):
     with pytest.raises(FormulaError, match=r"formula 'M .+ N' cannot be evaluated"):
         Formula(text)(values)

@@ -49,7 +49,10 @@ def test_older_schema_is_refused():
         (manifest(entries=[entry(arguments=["x"])]), "an argument is"),
         (manifest(entries=[entry(roundings=0)]), "roundings: must be an integer from 1"),
         (manifest(entries=[entry(static_shared_bytes=-1)]), "static_shared_bytes"),
-        (manifest(entries=[entry(needs={"dtype": "float32", "zero_points": False, "conditions": []})]), "dtype must be"),
+        (
+            manifest(entries=[entry(needs={"dtype": "float32", "zero_points": False, "conditions": []})]),
+            "dtype must be",
+        ),
         (manifest(policy=[{"when": "1", "entries": ["nobody"], "origin": ""}]), "names an entry that is not there"),
         (manifest(policy=[{"when": "M >", "entries": [], "origin": ""}]), "formula"),
     ],

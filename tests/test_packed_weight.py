@@ -73,29 +73,30 @@ Q = np.zeros((4, 64), np.uint8)
 S = np.ones((4, 2), np.float16)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "call"),
-    [
-        (ShapeError, r"q must be \(N, K\), got shape \(64,\)", lambda: pack(Q[0], S, group_size=32)),
-        (DTypeError, "q must be of an integer dtype, got float64", lambda: pack(Q * 1.0, S, group_size=32)),
-        (ArgumentError, "q must hold values 0..15, got 16..16", lambda: pack(Q + 16, S, group_size=32)),
-        (ArgumentError, r"q must hold values 0..15, got -1..-1", lambda: pack(Q.astype(int) - 1, S, group_size=32)),
-        (ShapeError, r"scales must have shape \(4, 1\).*K=64 group_size=64, got \(4, 2\)", lambda: pack(Q, S, group_size=64)),
-        (ShapeError, "group_size must be -1, K or a positive multiple of 8, got 12", lambda: pack(Q, S, group_size=12)),
-        (ShapeError, "group_size must be", lambda: pack(Q, S, group_size=0)),
-        (ShapeError, r"zero_points must have shape \(4, 2\)", lambda: pack(Q, S, S[:, :1], group_size=32)),
-        (ShapeError, r"bias must have shape \(4,\) = \(N,\), got \(1, 4\)", lambda: pack(Q, S, None, S[:, 0][None], group_size=32)),
-        (DTypeError, "dtype must be float16 or bfloat16, got float32", lambda: pack(Q, S.astype(np.float32), group_size=32)),
-        (DTypeError, "scales must hold real numbers", lambda: pack(Q, S.astype(complex), group_size=32, dtype="float16")),
-        (ArgumentError, r"scales\[0, 0\] = 100000.0 is not finite in float16", lambda: pack(Q, S * np.float32(1e5), group_size=32, dtype="float16")),
-        (ArgumentError, r"zero_points\[0, 0\] = nan is not finite", lambda: pack(Q, S, S * np.nan, group_size=32)),
-        (ArgumentError, "perm must be a permutation", lambda: pack(Q, S, group_size=32, perm=np.zeros(64, int))),
-        (ShapeError, "K and N must be at least 1", lambda: pack(Q[:0], S[:0], group_size=32)),
-    ],
-)  # fmt: skip
-def test_pack_refuses(error, message, call):
+# What is wrong -> how pack is called: q, scales, zero points, bias, and options.
+REFUSED = [
+    (ShapeError, r"q must be \(N, K\), got shape \(64,\)", (Q[0], S), {}),
+    (DTypeError, "q must be of an integer dtype, got float64", (Q * 1.0, S), {}),
+    (ArgumentError, "q must hold values 0..15, got 16..16", (Q + 16, S), {}),
+    (ArgumentError, r"q must hold values 0..15, got -1..-1", (Q.astype(int) - 1, S), {}),
+    (ShapeError, r"scales must have shape \(4, 1\).*K=64 group_size=64, got \(4, 2\)", (Q, S), {"group_size": 64}),
+    (ShapeError, "group_size must be -1, K or a positive multiple of 8, got 12", (Q, S), {"group_size": 12}),
+    (ShapeError, "group_size must be", (Q, S), {"group_size": 0}),
+    (ShapeError, r"zero_points must have shape \(4, 2\)", (Q, S, S[:, :1]), {}),
+    (ShapeError, r"bias must have shape \(4,\) = \(N,\), got \(1, 4\)", (Q, S, None, S[:, 0][None]), {}),
+    (DTypeError, "dtype must be float16 or bfloat16, got float32", (Q, S.astype(np.float32)), {}),
+    (DTypeError, "scales must hold real numbers", (Q, S.astype(complex)), {"dtype": "float16"}),
+    (ArgumentError, r"scales\[0, 0\] = 100000.0 is not finite", (Q, S * np.float32(1e5)), {"dtype": "float16"}),
+    (ArgumentError, r"zero_points\[0, 0\] = nan is not finite", (Q, S, S * np.nan), {}),
+    (ArgumentError, "perm must be a permutation", (Q, S), {"perm": np.zeros(64, int)}),
+    (ShapeError, "K and N must be at least 1", (Q[:0], S[:0]), {}),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "arrays", "options"), REFUSED)
+def test_pack_refuses(error, message, arrays, options):
     with pytest.raises(error, match=message):
-        call()
+        pack(*arrays, **{"group_size": 32, **options})
 
 
 def test_packed_weight_refuses_arrays_that_are_not_the_layout():

@@ -31,7 +31,7 @@ def test_family_member_takes_the_familys_pack(tmp_path, monkeypatch):
 def test_no_pack_names_the_pip_line(tmp_path, monkeypatch):
     write_pack(tmp_path)
     monkeypatch.setenv("GRISTMILL_PACK_PATH", str(tmp_path))
-    with pytest.raises(NoPackError, match="pip install gristmill-gfx1201. Packs found: gfx1151"):
+    with pytest.raises(NoPackError, match=r"pip install gristmill-gfx1201\. Packs found: gfx1151"):
         packs.find_pack("gfx1201")
     with pytest.raises(NoPackError, match="no pack is made for gfx906"):
         packs.find_pack("gfx906")

@@ -26,7 +26,9 @@ def test_reference_is_the_matrix_product(M, N, K):
     assert out.shape == (M, N)
     assert out.dtype == np.float64
     for m, n in {(0, 0), (M - 1, N - 1), (M // 2, N // 3)} if M else ():
-        exact = sum(Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x[m], w[n], strict=True)) + Fraction(float(bias[n]))
+        exact = sum(Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x[m], w[n], strict=True)) + Fraction(
+            float(bias[n])
+        )
         assert abs(float(exact) - out[m, n]) <= 1e-12 * float(np.abs(x[m].astype(float)) @ np.abs(w[n]) + 1)
 
 

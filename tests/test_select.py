@@ -39,7 +39,9 @@ def test_first_rule_that_holds_wins_and_carries_its_origin():
 
 
 def test_rule_falls_through_to_the_first_entry_whose_needs_hold():
-    strict = entry(name="strict", needs={"dtype": "float16", "zero_points": False, "conditions": ["group_size % 128 == 0"]})
+    strict = entry(
+        name="strict", needs={"dtype": "float16", "zero_points": False, "conditions": ["group_size % 128 == 0"]}
+    )
     pack = parse(strict, entry(name="lenient"))
     assert select(PROBLEM, DEVICE, pack).entry.name == "lenient"
     assert select(replace(PROBLEM, group_size=128), DEVICE, pack).entry.name == "strict"

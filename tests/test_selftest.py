@@ -4,12 +4,12 @@ import fake_driver
 import numpy as np
 import pytest
 from gristmill.arrays import Device
+from gristmill.formula import Formula
 from gristmill.loader import loader_for
 from gristmill.manifest import Entry, Needs
-from gristmill.formula import Formula
 from gristmill.packed_weight import NIBBLE_SHIFTS
-from gristmill.selftest import cases_for, problem_of, run_case
 from gristmill.select import unmet_needs
+from gristmill.selftest import cases_for, problem_of, run_case
 
 DEVICE = Device("fake", 0)
 

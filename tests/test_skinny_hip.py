@@ -264,9 +264,7 @@ def _waits_in_ring(assembly: str) -> list[int]:
             loops.append((sum(bool(product.search(x)) for x in lines[start:end]), start - end, start, end))
     _, _, start, end = max(loops)
     waits: list[int] = []
-    for block in re.split(
-        r"^(?:\.LBB.*|; %bb.*|\s+s_c?branch.*)$", "\n".join(lines[start:end]), flags=re.MULTILINE
-    ):
+    for block in re.split(r"^(?:\.LBB.*|; %bb.*|\s+s_c?branch.*)$", "\n".join(lines[start:end]), flags=re.MULTILINE):
         if product.search(block):
             for vmcnt, loadcnt in re.findall(r"vmcnt\((\d+)\)|s_wait_loadcnt (0x[0-9a-f]+)", block):
                 waits.append(int(vmcnt or loadcnt, 0))

@@ -21,14 +21,10 @@ HELP = "time the kernels of this GPU's pack beside their peers; needs torch with
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--shape", type=_shape, action="append", help="KxN, may be repeated (default: real layers)"
-    )
+    parser.add_argument("--shape", type=_shape, action="append", help="KxN, may be repeated (default: real layers)")
     parser.add_argument("--m", type=_numbers, help="comma separated (default 1,2,4,8,16,32,64)")
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
-    parser.add_argument(
-        "--every-entry", action="store_true", help="time each entry that can, for choosing rules"
-    )
+    parser.add_argument("--every-entry", action="store_true", help="time each entry that can, for choosing rules")
     parser.add_argument("--out", type=Path, help="folder for bench.json, bench.svg and bench.png")
 
 
@@ -46,9 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     facts = benchmark.conditions(torch)
     if not arguments.json:
         print(", ".join(f"{name} {value}" for name, value in facts.items()))
-        print(
-            "us per launch: median of graph replays, weights rotated past the L2; x: a peer's time over ours"
-        )
+        print("us per launch: median of graph replays, weights rotated past the L2; x: a peer's time over ours")
     cells = []
     rate = facts["copy_gbps"]
     for cell in benchmark.run(torch, shapes, ms, arguments.dtype, rate, arguments.every_entry, progress):
@@ -110,9 +104,7 @@ def _plot(cells: list[Cell], facts: dict[str, Any], folder: Path) -> None:
     for panel, (K, N) in zip(axes.flat, shapes, strict=False):
         own = [cell for cell in cells if (cell.K, cell.N) == (K, N)]
         panel.plot([c.M for c in own], [c.us for c in own], "o-", color="black", label="Gristmill", zorder=3)
-        panel.plot(
-            [c.M for c in own], [c.floor_us for c in own], ":", color="gray", label="floor (copy rate)"
-        )
+        panel.plot([c.M for c in own], [c.floor_us for c in own], ":", color="gray", label="floor (copy rate)")
         for index, name in enumerate(names):
             points = [(c.M, c.peers_us[name]) for c in own if name in c.peers_us]
             if points:

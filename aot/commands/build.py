@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from gristmill.commands.options import arch_list, positive
 
 if TYPE_CHECKING:
     from gristmill.aot.build import PackReport
+    from gristmill.aot.verify import VerificationReport
 
 HELP = "compile the kernels of each arch into a pack; needs no GPU"
 
@@ -25,36 +27,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arch", type=arch_list, default=list(TARGETS), help=f"comma separated (default {','.join(TARGETS)})"
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("build/packs"), help="folder of packs (default build/packs)"
-    )
+    parser.add_argument("--out", type=Path, default=Path("build/packs"), help="folder of packs (default build/packs)")
     parser.add_argument("--cache", type=Path, help="folder of the build cache (default ~/.cache/gristmill)")
-    parser.add_argument(
-        "--jobs", type=positive, default=processor_count(), help="processes (default: processors)"
-    )
+    parser.add_argument("--jobs", type=positive, default=processor_count(), help="processes (default: processors)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     require(BUILD_PACKAGES, "building packs")
     from gristmill.aot.build import build_packs  # imports what was just asked for
+    from gristmill.aot.verify import verify_pack
 
+    cache = arguments.cache or default_cache_folder()
     start = time.monotonic()
     reports = build_packs(
         arguments.arch,
         out=arguments.out,
-        cache_folder=arguments.cache or default_cache_folder(),
+        cache_folder=cache,
         jobs=arguments.jobs,
         progress=sys.stderr,
     )
-    seconds = round(time.monotonic() - start, 1)
+    built = time.monotonic()
+    verifications = [verify_pack(report.folder, cache, arguments.jobs, progress) for report in reports]
+    seconds = round(built - start, 1)
+    verify_seconds = round(time.monotonic() - built, 1)
     for report in reports:
         for name, spilled_bytes in report.spilled.items():
             progress(f"{report.arch}: {name} spills registers: {spilled_bytes} bytes of memory per thread")
     if arguments.json:
-        packs = [{**asdict(report), "folder": str(report.folder)} for report in reports]
-        print_json({"packs": packs, "seconds": seconds})
+        packs = [
+            {**asdict(report), "folder": str(report.folder), "unverified": found.unverified}
+            for report, found in zip(reports, verifications, strict=True)
+        ]
+        print_json({"packs": packs, "seconds": seconds, "verify_seconds": verify_seconds})
     else:
         _print_table(reports, seconds)
+        _print_verification(verifications, verify_seconds)
     return 0
 
 
@@ -80,3 +87,17 @@ def _print_table(reports: list[PackReport], seconds: float) -> None:
                  for index, (text, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
         print("  ".join(cells).rstrip())
     print(f"built in {seconds:.1f} s")
+
+
+def _print_verification(reports: list[VerificationReport], seconds: float) -> None:
+    for report in reports:
+        ways = Counter((record.how, record.on) for record in report.records.values())
+        for (how, on), count in ways.items():
+            worst = max(record.worst_error_over_bound for record in report.records.values())
+            print(f"{report.arch}: {count} entries verified by {how} on {on}, worst error over bound {worst:.3f}")
+        if report.unverified:
+            print(
+                f"{report.arch}: {len(report.unverified)} entries were never run, and no wheel can be made of them: "
+                f"run gristmill selftest --record on a GPU. The first: {report.unverified[0]}"
+            )
+    print(f"verified in {seconds:.1f} s")

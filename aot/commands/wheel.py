@@ -15,9 +15,7 @@ HELP = "make the core wheel and a wheel of data for each pack"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--packs", type=Path, default=Path("build/packs"), help="folder of packs (default build/packs)"
-    )
+    parser.add_argument("--packs", type=Path, default=Path("build/packs"), help="folder of packs (default build/packs)")
     parser.add_argument("--arch", type=arch_list, help="comma separated (default: all packs there)")
     parser.add_argument("--out", type=Path, default=Path("dist"), help="folder of wheels (default dist)")
     parser.add_argument(
@@ -47,9 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             pack = check_pack(folder)
             lacking = sorted(pack.manifest.entries.keys() - pack.verified().keys())
             if lacking:
-                raise WheelError(
-                    f"{folder}: {len(lacking)} entries have no record of having run, {lacking[0]} first"
-                )
+                raise WheelError(f"{folder}: {len(lacking)} entries have no record of having run, {lacking[0]} first")
     wheels: list[Wheel] = []
     if not arguments.no_core and source is not None:
         progress("making the core wheel")

@@ -88,14 +88,10 @@ def _join(name: str, operands: list[str], modifiers: list[str] | tuple = ()) -> 
 
 def _sop(instruction: Instruction) -> str:
     name, operands = instruction.name, []
-    if "sdst" in instruction.fields and not name.startswith(
-        ("s_barrier_", "s_setpc", "s_rfe", "s_sleep_var")
-    ):
+    if "sdst" in instruction.fields and not name.startswith(("s_barrier_", "s_setpc", "s_rfe", "s_sleep_var")):
         operands.append(_operand(instruction, "sdst"))
     operands += [
-        _operand(instruction, f)
-        for f in ("ssrc0", "ssrc1")
-        if f in instruction.fields and name not in ("s_getpc_b64",)
+        _operand(instruction, f) for f in ("ssrc0", "ssrc1") if f in instruction.fields and name not in ("s_getpc_b64",)
     ]
     if name in ("s_fmamk_f32", "s_fmaak_f32"):
         operands.insert(2 if name == "s_fmamk_f32" else 3, f"{instruction.literal:#x}")
@@ -238,9 +234,7 @@ def _vop(instruction: Instruction) -> str:
 def _suffix(instruction: Instruction) -> str:
     name = instruction.name
     if name.startswith(("v_fmamk", "v_fmaak", "v_readfirstlane", "v_swap", "v_nop")):
-        return (
-            "_e32" if name.startswith(("v_readfirstlane", "v_nop")) and instruction.format == "VOP1" else ""
-        )
+        return "_e32" if name.startswith(("v_readfirstlane", "v_nop")) and instruction.format == "VOP1" else ""
     if instruction.format in ("VOP1", "VOP2", "VOPC"):
         return "_e32"
     return "_e64" if _has_short_form(instruction) else ""
@@ -397,17 +391,13 @@ def _buffer(instruction: Instruction) -> str:
     ]
     offset = fields.get("ioffset", fields.get("offset", 0))
     modifiers = ["idxen"] * instruction["idxen"] + ["offen"] * instruction["offen"]
-    return _join(
-        name, operands, modifiers + ([f"offset:{offset}"] if offset else []) + _cache(instruction, kind)
-    )
+    return _join(name, operands, modifiers + ([f"offset:{offset}"] if offset else []) + _cache(instruction, kind))
 
 
 def _ds(instruction: Instruction) -> str:
     name = instruction.name
     operands = [
-        _operand(instruction, field)
-        for field in ("vdst", "addr", "data0", "data1")
-        if field in instruction.operands
+        _operand(instruction, field) for field in ("vdst", "addr", "data0", "data1") if field in instruction.operands
     ]
     if "2addr" in name:
         offsets = [f"offset{i}:{instruction[f'offset{i}']}" for i in range(2) if instruction[f"offset{i}"]]

@@ -66,9 +66,7 @@ def dpp16(
     return Moved(moved.values, moved.write & enabled, moved.read_inactive & enabled)
 
 
-def dpp8(
-    source: np.ndarray, exec_mask: np.ndarray, lane_select: int, *, fetch_inactive: bool = False
-) -> Moved:
+def dpp8(source: np.ndarray, exec_mask: np.ndarray, lane_select: int, *, fetch_inactive: bool = False) -> Moved:
     """Fetch operand 0 of a DPP8 instruction: `lane_select` holds 3 bits per lane of eight.
 
     Lanes that are off read as 0 unless `fetch_inactive` (the DPP8FI encoding).
@@ -211,9 +209,7 @@ def _permlane_select(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 # readlane, writelane
 
 
-def readlane(
-    source: np.ndarray, exec_mask: np.ndarray, lane: np.ndarray | int
-) -> tuple[np.ndarray, np.ndarray]:
+def readlane(source: np.ndarray, exec_mask: np.ndarray, lane: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
     """v_readlane_b32: uint32 [waves], and bool [waves]: the lane was off.
 
     `lane` is taken modulo 32; one number or [waves].

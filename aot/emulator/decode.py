@@ -171,9 +171,7 @@ class _Layout:
         self.op_field = dict(self.bit_fields).get("op")
         self.allowed = None
         if self.op_field is not None:
-            members = (
-                self.op_field.allowed if self.op_field.allowed is not None else list(self.op_field._enum)
-            )
+            members = self.op_field.allowed if self.op_field.allowed is not None else list(self.op_field._enum)
             self.allowed = {m.value for m in members}
 
     def matches(self, window: bytes) -> bool:
@@ -196,9 +194,7 @@ def _operands(arch_generation: str) -> Any:
 @functools.cache
 def _layouts(arch_generation: str) -> list[_Layout]:
     module = _module(arch_generation)
-    return [
-        _Layout(name, getattr(module, name)) for name in _FORMATS[arch_generation] if hasattr(module, name)
-    ]
+    return [_Layout(name, getattr(module, name)) for name in _FORMATS[arch_generation] if hasattr(module, name)]
 
 
 @functools.cache
@@ -297,9 +293,7 @@ def _names(layout: _Layout, fields: dict[str, int]) -> tuple[str, str]:
     return name.removesuffix("_e32").removesuffix("_e64"), ""
 
 
-def _operand_types(
-    layout: _Layout, fields: dict[str, int], arch_generation: str
-) -> dict[str, tuple[str, int]]:
+def _operand_types(layout: _Layout, fields: dict[str, int], arch_generation: str) -> dict[str, tuple[str, int]]:
     if layout.op_field is None:
         return {}
     rows = _operands(arch_generation).get(layout.op_field._enum(fields["op"]), {})
@@ -312,9 +306,5 @@ def short_names(arch_generation: str) -> frozenset[str]:
     names = set()
     for layout in _layouts(arch_generation):
         if layout.name.split("_")[0] in ("VOP1", "VOP2", "VOPC"):
-            names |= {
-                m.name.lower().removesuffix("_e32")
-                for m in layout.op_field._enum
-                if m.value in layout.allowed
-            }
+            names |= {m.name.lower().removesuffix("_e32") for m in layout.op_field._enum if m.value in layout.allowed}
     return frozenset(names)

@@ -1,4 +1,4 @@
-"""The `emulated` driver: devices that are not there, whose memory is host memory and whose launches run in the emulator.
+"""The `emulated` driver: devices that are not there, with host memory, whose launches run in the emulator.
 
 It stands behind the same protocol as the drivers of real devices, so that selection, loading, argument layout and
 launch are the very code that runs on hardware. Launches are done when they return; streams and events have no meaning

@@ -10,9 +10,7 @@ from __future__ import annotations
 class EmulatorError(Exception):
     """Base of all faults. `kernel`, `pc`, `instruction`, `block`, `wave`, `lane` are None until known."""
 
-    def __init__(
-        self, message: str, *, block: int | None = None, wave: int | None = None, lane: int | None = None
-    ):
+    def __init__(self, message: str, *, block: int | None = None, wave: int | None = None, lane: int | None = None):
         super().__init__(message)
         self.message = message
         self.kernel: str | None = None

@@ -328,9 +328,7 @@ def maximum(a: np.ndarray, b: np.ndarray, rule: str, mode: FloatMode = DEFAULT_M
     return _choose(a, b, _order(a) > _order(b), rule, mode)
 
 
-def median(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, rule: str, mode: FloatMode = DEFAULT_MODE
-) -> np.ndarray:
+def median(a: np.ndarray, b: np.ndarray, c: np.ndarray, rule: str, mode: FloatMode = DEFAULT_MODE) -> np.ndarray:
     """v_med3_f32, v_med3_f16; with a NaN among the operands, the least of the three."""
     a, b = _flush_operands(a, b, mode)
     c, _ = _flush_operands(c, c, mode)

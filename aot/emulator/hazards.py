@@ -31,9 +31,7 @@ def vopd_interlock_hazards(code_object: CodeObject) -> dict[str, list[Instructio
     """
     if generation(code_object.arch) != "rdna3":
         return {}
-    found = {
-        name: [i for i in _instructions(code_object, name) if _same_parity(i)] for name in code_object.kernels
-    }
+    found = {name: [i for i in _instructions(code_object, name) if _same_parity(i)] for name in code_object.kernels}
     return {name: instructions for name, instructions in found.items() if instructions}
 
 

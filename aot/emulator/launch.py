@@ -22,9 +22,7 @@ from .waves import EXEC, VECTOR, Waves
 WAVE = 32
 MAX_LDS_BYTES = 65536  # of one block, on every RDNA3 and RDNA4 device
 MAX_BLOCK_THREADS = 1024
-BATCH_WAVES = (
-    64  # waves that run together: enough to hide the interpreter, few enough to stay in the host's cache
-)
+BATCH_WAVES = 64  # waves that run together: enough to hide the interpreter, few enough to stay in the host's cache
 DEFAULT_BUDGET = 4_000_000_000  # wave-instructions
 _TTMP7, _TTMP8, _TTMP9 = 115, 116, 117
 _WAVE_ID_SHIFT, _WAVE_ID_MASK = 25, 31 << 25  # of TTMP8: which wave of its block this is
@@ -40,9 +38,7 @@ class LaunchReport:
     schedule: str
     blocks: int
     waves: int
-    instructions: dict[
-        str, int
-    ]  # by class: salu, valu, vopd, vop3p, dot, wmma, lds, global, smem, branch, wait, ...
+    instructions: dict[str, int]  # by class: salu, valu, vopd, vop3p, dot, wmma, lds, global, smem, branch, wait, ...
     mnemonics: dict[str, int] = field(repr=False)
     bytes_read: int  # global memory, summed over lanes
     bytes_written: int
@@ -161,9 +157,7 @@ def _check_shape(info: KernelInfo, grid: tuple, block: tuple, dynamic_shared_byt
     threads = block[0] * block[1] * block[2]
     limit = min(info.max_threads, MAX_BLOCK_THREADS)
     if threads > limit:
-        raise LaunchError(
-            f"{info.name}: a block of {threads} threads, the kernel was built for at most {limit}"
-        )
+        raise LaunchError(f"{info.name}: a block of {threads} threads, the kernel was built for at most {limit}")
     lds = info.group_segment_bytes + dynamic_shared_bytes
     if dynamic_shared_bytes < 0 or lds > MAX_LDS_BYTES:
         raise LaunchError(
@@ -174,9 +168,7 @@ def _check_shape(info: KernelInfo, grid: tuple, block: tuple, dynamic_shared_byt
         raise LaunchError(f"{info.name}: needs a dynamic stack, which is not emulated")
 
 
-def _kernarg(
-    info: KernelInfo, given: bytes, grid: tuple, block: tuple, dynamic_shared_bytes: int
-) -> np.ndarray:
+def _kernarg(info: KernelInfo, given: bytes, grid: tuple, block: tuple, dynamic_shared_bytes: int) -> np.ndarray:
     """The kernarg segment: the given explicit arguments, then what the runtime adds."""
     explicit = max((a.offset + a.size for a in info.explicit_args), default=0)
     if not explicit <= len(given) <= max(info.kernarg_bytes, explicit):
@@ -206,9 +198,7 @@ def _hidden(info: KernelInfo, kind: str, grid: tuple, block: tuple, dynamic_shar
     if kind == "hidden_dynamic_lds_size":
         return dynamic_shared_bytes
     if kind in ("hidden_private_base", "hidden_shared_base"):
-        raise LaunchError(
-            f"{info.name}: asks for {kind}: generic pointers to LDS or scratch are not emulated"
-        )
+        raise LaunchError(f"{info.name}: asks for {kind}: generic pointers to LDS or scratch are not emulated")
     # Buffers for printf, host calls, malloc and the like: null, so that touching one faults.
     return 0
 

@@ -88,9 +88,7 @@ def wmma_gfx11(
     if result == "f32":
         return d
     if old is None:
-        raise ValueError(
-            f"v_wmma {kind} writes half of each register of D: pass `old`, D before the instruction"
-        )
+        raise ValueError(f"v_wmma {kind} writes half of each register of D: pass `old`, D before the instruction")
     if high:
         return old & np.uint32(0xFFFF) | d.astype(np.uint32) << np.uint32(16)
     return old & np.uint32(0xFFFF0000) | d
@@ -212,9 +210,7 @@ def _scatter_packed_gfx12(d):
 
 def _products(a, b):
     """A @ B for each wave, from rows of A and columns of B."""
-    return np.matmul(
-        a, np.ascontiguousarray(b.transpose(0, 2, 1))
-    )  # twice as fast as from the transposed view
+    return np.matmul(a, np.ascontiguousarray(b.transpose(0, 2, 1)))  # twice as fast as from the transposed view
 
 
 def _float_sum(a, b, c, kind, neg, absolute):

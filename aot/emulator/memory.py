@@ -15,9 +15,7 @@ from .errors import AlignmentError, MemoryAccessError, ReadOnlyWriteError
 
 FIRST_ADDRESS = 0x7E00_0000_0000
 ALIGNMENT = 256  # what hipMalloc promises at least
-GUARD_BYTES = (
-    1 << 16
-)  # beyond any signed 13-bit or small 24-bit instruction offset, so that an overrun is seen
+GUARD_BYTES = 1 << 16  # beyond any signed 13-bit or small 24-bit instruction offset, so that an overrun is seen
 POISON_BYTE = 0xCD  # as fp16 -23.2, as fp32 -4.3e8, as int32 -842150451: wrong in any result
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -57,9 +55,7 @@ class DeviceMemory:
         data = np.full((nbytes + 3) // 4 * 4, POISON_BYTE, np.uint8)[:nbytes]
         return self._add(data, name, read_only)
 
-    def map(
-        self, array: np.ndarray, name: str = "", read_only: bool = False, address: int | None = None
-    ) -> int:
+    def map(self, array: np.ndarray, name: str = "", read_only: bool = False, address: int | None = None) -> int:
         """Expose the caller's array without a copy: stores of a kernel are seen in it.
 
         The array must be C-contiguous. The device address has the low bits of the host's, so that an array
@@ -82,9 +78,7 @@ class DeviceMemory:
 
     def write(self, address: int, data: bytes | bytearray | memoryview | np.ndarray) -> None:
         """Copy host bytes to the device. The host may write what kernels may only read."""
-        raw = np.frombuffer(
-            np.ascontiguousarray(data).tobytes() if isinstance(data, np.ndarray) else data, np.uint8
-        )
+        raw = np.frombuffer(np.ascontiguousarray(data).tobytes() if isinstance(data, np.ndarray) else data, np.uint8)
         if raw.size:
             allocation = self._covering(address, raw.size, "host write")
             start = address - allocation.address
@@ -129,9 +123,7 @@ class DeviceMemory:
         """Dwords of one scalar load. The hardware drops the two lowest address bits; a kernel that needs that
         is wrong."""
         if address & 3:
-            raise AlignmentError(
-                f"scalar load of {dwords} dwords at {address:#x}, which is not a multiple of 4"
-            )
+            raise AlignmentError(f"scalar load of {dwords} dwords at {address:#x}, which is not a multiple of 4")
         allocation = self._covering(address, 4 * dwords, f"scalar load of {4 * dwords} bytes")
         start = address - allocation.address
         return allocation.data[start : start + 4 * dwords].view(np.uint32)
@@ -184,9 +176,7 @@ class DeviceMemory:
                     lane,
                 )
 
-    def _split(
-        self, addresses: np.ndarray, nbytes: int, what: str
-    ) -> list[tuple[Allocation, slice | np.ndarray]]:
+    def _split(self, addresses: np.ndarray, nbytes: int, what: str) -> list[tuple[Allocation, slice | np.ndarray]]:
         """Allocations that the accesses fall in, each with the accesses that do. Almost always one."""
         low, high = int(addresses.min()), int(addresses.max())
         last = self._last

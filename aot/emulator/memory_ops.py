@@ -101,9 +101,7 @@ def _write_loaded(
         bits = None
         if undefined is not None:
             bits = np.zeros(shape, np.uint32)
-            bits[slice(None) if mask is None else mask] = (
-                undefined[i].reshape(shape) if mask is None else undefined[i]
-            )
+            bits[slice(None) if mask is None else mask] = undefined[i].reshape(shape) if mask is None else undefined[i]
             if access.half == "high":
                 bits = bits << np.uint32(16)
         written = {"": ALL_BITS, "low": _LOW, "high": _HIGH}[access.half]
@@ -341,17 +339,13 @@ def compile_scratch(instruction: Instruction, limits: RegisterLimits) -> Step:
             for k in range(access.unit):
                 shift, byte = np.uint32(8 * k), active + access.unit * i + k
                 values[i] |= st.scratch[(*places, byte)].astype(np.uint32) << shift
-                undefined[i] |= (
-                    np.where(st.scratch_undefined[(*places, byte)], np.uint32(0xFF), np.uint32(0)) << shift
-                )
+                undefined[i] |= np.where(st.scratch_undefined[(*places, byte)], np.uint32(0xFF), np.uint32(0)) << shift
         _write_loaded(st, register - VECTOR, access, values, mask, undefined if undefined.any() else None)
 
     return step
 
 
-def _shadow_rows(
-    st: Waves, register: int, access: Access, mask: np.ndarray | None
-) -> list[np.ndarray] | None:
+def _shadow_rows(st: Waves, register: int, access: Access, mask: np.ndarray | None) -> list[np.ndarray] | None:
     """Undefined bits of the registers that a store reads, per active lane; None when all are defined."""
     shadows = [st.shadow[register + i] for i in range(access.count)]
     if all(s is None for s in shadows):
@@ -411,9 +405,7 @@ def compile_buffer(instruction: Instruction, limits: RegisterLimits) -> Step:
                 continue
             try:
                 if access.store:
-                    st.machine.memory.store(
-                        where[inside] + step_bytes, values[i : i + 1, inside], access.unit
-                    )
+                    st.machine.memory.store(where[inside] + step_bytes, values[i : i + 1, inside], access.unit)
                     counts.bytes_written += int(inside.sum()) * access.unit
                 else:
                     values[i, inside] = st.machine.memory.load(where[inside] + step_bytes, access.unit, 1)[0]
@@ -463,8 +455,7 @@ def _lds_places(st: Waves, address: int, offset: int, access: Access, mask: np.n
     if int(where.max()) + access.nbytes > machine.lds_bytes:
         position = int(where.argmax())
         error = LdsAccessError(
-            f"access of {access.nbytes} bytes at LDS byte {int(where[position])}, "
-            f"the block has {machine.lds_bytes}"
+            f"access of {access.nbytes} bytes at LDS byte {int(where[position])}, the block has {machine.lds_bytes}"
         )
         raise _blame(st, mask, error, position)
     if access.unit > 1:
@@ -549,9 +540,7 @@ def _lds_step(instruction: Instruction, limits: RegisterLimits, access: Access) 
     return store if access.store else load
 
 
-def _pair_step(
-    instruction: Instruction, limits: RegisterLimits, store: bool, element: int, stride64: bool
-) -> Step:
+def _pair_step(instruction: Instruction, limits: RegisterLimits, store: bool, element: int, stride64: bool) -> Step:
     """Two elements at two offsets, which count elements (or 64 of them)."""
     access = Access(store, 4, element // 4, False, "")
     scale = element * (64 if stride64 else 1)

@@ -35,9 +35,7 @@ class Kernel:
     def __init__(self, module: Module, info: KernelInfo):
         self.module, self.info = module, info
         if info.wavefront_size != WAVE or not info.descriptor.wave32:
-            raise LaunchError(
-                f"{info.name}: built for waves of {info.wavefront_size}; only wave32 is emulated"
-            )
+            raise LaunchError(f"{info.name}: built for waves of {info.wavefront_size}; only wave32 is emulated")
         co = module.code_object
         self.program = Program(
             module.arch, co.text, co.text_address, info.entry_address, info.code_bytes, info.descriptor.vgprs

@@ -46,9 +46,7 @@ class Source:
     read: Reader
     kind: str
     registers: tuple[int, ...]  # whose shadows matter
-    poison: Callable[
-        [Waves], np.ndarray | None
-    ]  # undefined bits in the frame of the value; None when all defined
+    poison: Callable[[Waves], np.ndarray | None]  # undefined bits in the frame of the value; None when all defined
 
     @property
     def constant(self) -> bool:
@@ -161,9 +159,7 @@ class RegisterLimits:
 
     def check_vector(self, code: int, count: int) -> None:
         if code - VECTOR + count > self.vgprs:
-            raise RegisterError(
-                f"v{code - VECTOR + count - 1} is beyond the {self.vgprs} VGPRs of the kernel"
-            )
+            raise RegisterError(f"v{code - VECTOR + count - 1} is beyond the {self.vgprs} VGPRs of the kernel")
 
 
 def _modified(value: np.ndarray, kind: str, absolute: bool, negate: bool) -> np.ndarray:
@@ -179,11 +175,7 @@ def _modified(value: np.ndarray, kind: str, absolute: bool, negate: bool) -> np.
 def _scalar_reader(code: int, kind: str, high: bool, scalar: bool) -> Reader:
     width = BITS[kind]
     if code == SCC:
-        return (
-            (lambda st: st.scc.astype(np.uint32))
-            if scalar
-            else (lambda st: st.scc.astype(np.uint32)[:, None])
-        )
+        return (lambda st: st.scc.astype(np.uint32)) if scalar else (lambda st: st.scc.astype(np.uint32)[:, None])
     if width == 32:
         return (lambda st: st.s[code]) if scalar else (lambda st: st.s_column[code])
     if width == 16:

@@ -81,14 +81,10 @@ def _packed_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMo
     sources = [_operand(instruction, f"src{i}", kind, limits) for i in range(count)]
     if name in _BINARY:
         function = _BINARY[name]
-        return _finish(
-            instruction, limits, sources, lambda a, b: function(a, b, select, mode, saturate), select
-        )
+        return _finish(instruction, limits, sources, lambda a, b: function(a, b, select, mode, saturate), select)
     if name in _EXTREMA:
         function, rule = _EXTREMA[name]
-        return _finish(
-            instruction, limits, sources, lambda a, b: function(a, b, rule, select, mode, saturate), select
-        )
+        return _finish(instruction, limits, sources, lambda a, b: function(a, b, rule, select, mode, saturate), select)
     if name == "v_pk_fma_f16":
         return _finish(
             instruction,
@@ -100,9 +96,7 @@ def _packed_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMo
     operation = name.removeprefix("v_pk_")
     if operation not in pm.pk_integer_names() or saturate or select.neg_lo or select.neg_hi:
         raise UnimplementedInstruction("no semantics for this packed instruction, or for clamp or neg on it")
-    return _finish(
-        instruction, limits, sources, lambda *x: pm.pk_integer(operation, *x, select=select), select
-    )
+    return _finish(instruction, limits, sources, lambda *x: pm.pk_integer(operation, *x, select=select), select)
 
 
 def _mix_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMode) -> Step:
@@ -124,9 +118,7 @@ def _mix_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMode)
         "saturate": bool(instruction["clmp"]),
     }
     if name == "v_fma_mix_f32":
-        return _finish(
-            instruction, limits, sources, lambda a, b, c: pm.fma_mix_f32(a, b, c, **fields), used=used
-        )
+        return _finish(instruction, limits, sources, lambda a, b, c: pm.fma_mix_f32(a, b, c, **fields), used=used)
     high = name == "v_fma_mixhi_f16"
     function = pm.fma_mixhi_f16 if high else pm.fma_mixlo_f16
     old = source(instruction["vdst"], "b32", instruction, limits)

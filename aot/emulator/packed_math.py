@@ -303,17 +303,13 @@ def dot2_bf16_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 # Integer dot products
 
 
-def dot4_i32_iu8(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, neg_lo: int = 0, saturate: bool = False
-) -> np.ndarray:
+def dot4_i32_iu8(a: np.ndarray, b: np.ndarray, c: np.ndarray, neg_lo: int = 0, saturate: bool = False) -> np.ndarray:
     """v_dot4_i32_iu8: c + four products. Bit 0 of neg_lo makes a signed, bit 1 b; `saturate` to int32."""
     a, b = (_bytes(x, bool(neg_lo >> i & 1)) for i, x in enumerate((a, b)))
     return _integer_dot(_sum_of_bytes(a * b), c.view(np.int32), saturate)
 
 
-def dot8_i32_iu4(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, neg_lo: int = 0, saturate: bool = False
-) -> np.ndarray:
+def dot8_i32_iu4(a: np.ndarray, b: np.ndarray, c: np.ndarray, neg_lo: int = 0, saturate: bool = False) -> np.ndarray:
     """v_dot8_i32_iu4: c + the sum of eight products; modifiers as in `dot4_i32_iu8`."""
     a, b = (_nibbles(x, bool(neg_lo >> i & 1)) for i, x in enumerate((a, b)))
     return _integer_dot(_sum_of_bytes(a[0] * b[0] + a[1] * b[1]), c.view(np.int32), saturate)

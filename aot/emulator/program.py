@@ -94,9 +94,7 @@ class Program:
         self.blocks: list[Block] = []
         self._by_place: dict[tuple[int, int], Block] = {}
         self._instructions: dict[int, Instruction] = {}
-        self.leaders = self._find_leaders(
-            entry, entry + code_bytes if code_bytes else text_address + len(text)
-        )
+        self.leaders = self._find_leaders(entry, entry + code_bytes if code_bytes else text_address + len(text))
 
     def instruction_at(self, address: int) -> Instruction:
         found = self._instructions.get(address)
@@ -226,9 +224,7 @@ def _exit(instruction: Instruction, mode: int) -> Exit | None:
     if name.startswith("s_cbranch_"):
         condition = _CONDITIONS.get(name.removeprefix("s_cbranch_"))
         if condition is None:
-            return Exit(
-                "fault", instruction, after, taken=_raiser(UnimplementedInstruction("a debugger branch"))
-            )
+            return Exit("fault", instruction, after, taken=_raiser(UnimplementedInstruction("a debugger branch")))
         return Exit("branch", instruction, after, instruction.target, condition, name == "s_cbranch_execz")
     if name in ("s_endpgm", "s_endpgm_saved"):
         return Exit("end", instruction, after)
@@ -237,9 +233,7 @@ def _exit(instruction: Instruction, mode: int) -> Exit | None:
     if name in ("s_barrier_signal", "s_barrier_wait"):
         which = instruction["ssrc0"] if name == "s_barrier_signal" else instruction["simm16"]
         if which != (_SIGNAL_WORKGROUP if name == "s_barrier_signal" else 0xFFFF):
-            return Exit(
-                "fault", instruction, after, taken=_raiser(UnimplementedInstruction("a named barrier"))
-            )
+            return Exit("fault", instruction, after, taken=_raiser(UnimplementedInstruction("a named barrier")))
         return Exit(name.removeprefix("s_barrier_"), instruction, after)
     if name in ("s_setpc_b64", "s_swappc_b64"):
         return Exit("computed", instruction, after, taken=_computed(instruction))
@@ -251,9 +245,7 @@ def _exit(instruction: Instruction, mode: int) -> Exit | None:
     if name == "s_setreg_imm32_b32":
         return _set_register(instruction, mode)
     if name in ("s_trap", "s_code_end", "s_sethalt"):
-        return Exit(
-            "fault", instruction, after, taken=_raiser(UnimplementedInstruction("the program stops here"))
-        )
+        return Exit("fault", instruction, after, taken=_raiser(UnimplementedInstruction("the program stops here")))
     return None
 
 
@@ -267,9 +259,7 @@ def _set_register(instruction: Instruction, mode: int) -> Exit:
         error = UnimplementedInstruction("setting a hardware register other than rounding and denormals")
         return Exit("fault", instruction, instruction.end, taken=_raiser(error))
     mask = ((1 << width) - 1) << offset
-    return Exit(
-        "mode", instruction, instruction.end, mode & ~mask | (instruction["literal"] << offset) & mask
-    )
+    return Exit("mode", instruction, instruction.end, mode & ~mask | (instruction["literal"] << offset) & mask)
 
 
 def _scc(st: Waves) -> np.ndarray:
@@ -370,10 +360,6 @@ def tally(blocks: list[Block], runs: list[int]) -> tuple[Counter, Counter]:
         if count:
             for instruction in block.instructions:
                 classes[classify(instruction)] += count
-                name = (
-                    instruction.name
-                    if not instruction.second
-                    else f"{instruction.name}::{instruction.second}"
-                )
+                name = instruction.name if not instruction.second else f"{instruction.name}::{instruction.second}"
                 mnemonics[name] += count
     return classes, mnemonics

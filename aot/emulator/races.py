@@ -54,9 +54,7 @@ class LdsRaces:
         self._check(self.written, slot, wave, index, unit, None)
         self._note(self.read, slot, wave, index, unit)
 
-    def store(
-        self, block: np.ndarray, wave: np.ndarray, index: np.ndarray, unit: int, changed: np.ndarray
-    ) -> None:
+    def store(self, block: np.ndarray, wave: np.ndarray, index: np.ndarray, unit: int, changed: np.ndarray) -> None:
         """A store; `changed` [count, accesses] says which units get another value.
 
         Raises
@@ -100,8 +98,6 @@ class LdsRaces:
                 wave=int(wave[position]),
             )
 
-    def _note(
-        self, table: Table, slot: np.ndarray, wave: np.ndarray, index: np.ndarray, unit: int
-    ) -> None:
+    def _note(self, table: Table, slot: np.ndarray, wave: np.ndarray, index: np.ndarray, unit: int) -> None:
         now = np.minimum(self.signals[slot, wave] + 1, _LATEST).astype(_PACKED[unit])
         table[unit][wave, index] = now * _PACKED[unit](_REPEATED[unit])

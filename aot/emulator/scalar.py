@@ -265,7 +265,7 @@ _op("s_absdiff_i32", "i32", "i32 i32", lambda a, b: np.abs(_wide(a) - b).astype(
 # -- comparisons -----------------------------------------------------------------------------------------
 
 _TESTS = {
-    "eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal, 
+    "eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal,
     "lt": np.less, "le": np.less_equal,
 }  # fmt: skip
 for _name, _test in _TESTS.items():
@@ -322,9 +322,7 @@ def _float_compare(name: str, test: Callable) -> None:
         return test(ff.decode_f32(a, mode), ff.decode_f32(b, mode))
 
     _moded(f"s_cmp_{name}_f32", None, "f32 f32", compare, "result")
-    _moded(
-        f"s_cmp_{_OPPOSITES[name]}_f32", None, "f32 f32", lambda a, b, mode: ~compare(a, b, mode), "result"
-    )
+    _moded(f"s_cmp_{_OPPOSITES[name]}_f32", None, "f32 f32", lambda a, b, mode: ~compare(a, b, mode), "result")
 
 
 for _name, _test in _FLOAT_TESTS.items():
@@ -334,9 +332,7 @@ for _name, _test in _FLOAT_TESTS.items():
 # -- compiling -------------------------------------------------------------------------------------------
 
 
-def compile_scalar(
-    instruction: Instruction, limits: RegisterLimits, mode: FloatMode
-) -> Callable[[Waves], None]:
+def compile_scalar(instruction: Instruction, limits: RegisterLimits, mode: FloatMode) -> Callable[[Waves], None]:
     """Compile one scalar ALU instruction."""
     op = OPS.get(instruction.name)
     if op is None:
@@ -433,9 +429,7 @@ def _step(instruction, op: ScalarOp, d: int, readers, registers, poisons) -> Cal
                     st.shadow[d] = None if undefined is None else _row(st, undefined)
         if scc is not None:
             st.scc = np.array(np.broadcast_to(scc, (st.count,)))
-            st.shadow[SCC] = (
-                None if undefined is None else _row(st, np.where(undefined != 0, ALL_BITS, U32(0)))
-            )
+            st.shadow[SCC] = None if undefined is None else _row(st, np.where(undefined != 0, ALL_BITS, U32(0)))
 
     return step
 

@@ -151,11 +151,7 @@ class Batch:
             return True
         if leave.exec_zero and leave.target > leave.next:
             skipped = self.program.block(leave.next, st.mode)
-            if (
-                skipped.lane_only
-                and skipped.exit.next == leave.target
-                and not self._anyone_between(leave, st)
-            ):
+            if skipped.lane_only and skipped.exit.next == leave.target and not self._anyone_between(leave, st):
                 # Waves without an active lane may as well run the code that they would jump over: it only
                 # touches active lanes. It keeps the group whole where loads are masked. They are not counted
                 # as having run it.
@@ -199,12 +195,7 @@ class Batch:
                 return True
         self.waits[slots, st.wave] += 1
         st.barrier = leave.instruction
-        if (
-            self.schedule == "lockstep"
-            and len(self.ready) == 1
-            and not self.parked
-            and self._passable(st).all()
-        ):
+        if self.schedule == "lockstep" and len(self.ready) == 1 and not self.parked and self._passable(st).all():
             return True
         self.ready.remove(st)
         self.parked.append(st)

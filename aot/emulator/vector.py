@@ -36,9 +36,7 @@ def compile_vector(instruction: Instruction, limits: RegisterLimits, mode: Float
     if op.result == "mask":
         if instruction.variant.startswith("DPP"):
             raise UnimplementedInstruction("a comparison with DPP")
-        destination = (
-            EXEC if writes_exec else VCC if instruction.format == "VOPC" else instruction["vdst"] & 0xFF
-        )
+        destination = EXEC if writes_exec else VCC if instruction.format == "VOPC" else instruction["vdst"] & 0xFF
         return _mask_step(destination, compute, sources)
     write = _writer(instruction, op, limits)
     if instruction.variant.startswith("DPP"):
@@ -117,8 +115,7 @@ def _dual_half(instruction: Instruction, half: str, limits: RegisterLimits, mode
         codes.append(destination)
         kinds.append("f32")
     sources = [
-        mask_source(c) if k == "mask" else source(c, k, instruction, limits)
-        for c, k in zip(codes, kinds, strict=True)
+        mask_source(c) if k == "mask" else source(c, k, instruction, limits) for c, k in zip(codes, kinds, strict=True)
     ]
     limits.check_vector(destination, 1)
     return _bind(op, sources, mode), sources, op, Writer(destination - VECTOR, op.result, False)
@@ -148,10 +145,7 @@ def _codes(instruction: Instruction, op: VectorOp) -> list[int]:
         return [first, LITERAL, second]
     if name.startswith("v_fmaak_"):
         return [first, second, LITERAL]
-    if "src2" in fields:
-        codes = [first, second, fields["src2"]]
-    else:
-        codes = [first, second, VCC]  # only v_cndmask has a third
+    codes = [first, second, fields.get("src2", VCC)]  # without src2 only v_cndmask has a third
     return codes[: len(op.sources)]
 
 
@@ -475,9 +469,7 @@ def check_lanes(st: Waves, read_inactive: np.ndarray, how: str) -> None:
         )  # fmt: skip
 
 
-def _dpp_step(
-    instruction: Instruction, op: VectorOp, limits: RegisterLimits, mode: FloatMode, write: Writer
-) -> Step:
+def _dpp_step(instruction: Instruction, op: VectorOp, limits: RegisterLimits, mode: FloatMode, write: Writer) -> Step:
     """The first source is fetched from other lanes; lanes without a source may be left unwritten."""
     if BITS[op.sources[0]] != 32:
         raise UnimplementedInstruction("DPP on an operand that is not 32 bits wide")
@@ -485,9 +477,7 @@ def _dpp_step(
     register = instruction["vsrc0"]
     move = dpp_move(instruction)
     moved_values: list[np.ndarray] = []
-    flips = _sources(instruction, op, limits)[
-        0
-    ]  # checks the register; modifiers are applied to the moved value below
+    flips = _sources(instruction, op, limits)[0]  # checks the register; modifiers are applied to the moved value below
     negate, absolute = _first_modifiers(instruction)
     first = Source(
         lambda st: _apply(moved_values[0], op.sources[0], absolute, negate),

@@ -260,11 +260,7 @@ def _perm_bytes(a, b, select: int):
             i += 1
             continue
         length = 1
-        while (
-            i + length < 4
-            and first % 4 + length < 4
-            and (select >> 8 * (i + length) & 0xFF) == first + length
-        ):
+        while i + length < 4 and first % 4 + length < 4 and (select >> 8 * (i + length) & 0xFF) == first + length:
             length += 1
         word = (a if first >= 4 else b) >> U32(8 * (first % 4))
         part = (word & U32((1 << 8 * length) - 1)) << U32(8 * i)

@@ -122,9 +122,7 @@ class Waves:
         if old is None and bits is None:
             return
         if lanes is None and written == ALL_BITS:
-            self.shadow[n] = (
-                None if bits is None or not bits.any() else np.broadcast_to(bits, (self.count, LANES))
-            )
+            self.shadow[n] = None if bits is None or not bits.any() else np.broadcast_to(bits, (self.count, LANES))
             return
         before = np.uint32(0) if old is None else old
         after = np.broadcast_to(
@@ -151,8 +149,7 @@ class Waves:
         if bad.any():
             wave, lane = (int(i) for i in np.argwhere(bad)[0])
             raise UninitialisedRead(
-                f"{what} v{n - VECTOR} was never written "
-                f"(undefined bits {int(shadow[wave, lane] & bits):#010x})",
+                f"{what} v{n - VECTOR} was never written (undefined bits {int(shadow[wave, lane] & bits):#010x})",
                 block=int(self.block[wave]),
                 wave=int(self.wave[wave]),
                 lane=lane,

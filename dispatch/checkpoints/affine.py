@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
 from gristmill.packed_weight import IMPLIED_ZERO_POINT, PackedWeight, pack
 from gristmill.problem import UNIT_ROUNDOFF
 from gristmill.reference import SUBNORMAL_ROUNDOFF

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-
 from gristmill.checkpoints.affine import AffineWeight, LayerInfo
 from gristmill.checkpoints.gguf_header import check_header
 from gristmill.errors import CheckpointError
@@ -41,7 +40,9 @@ class GgufCheckpoint:
         try:
             import gguf
         except ImportError:
-            raise CheckpointError("reading GGUF files needs the gguf package; run: pip install 'gristmill[gguf]'") from None
+            raise CheckpointError(
+                "reading GGUF files needs the gguf package; run: pip install 'gristmill[gguf]'"
+            ) from None
         check_header(self.path)
         try:
             reader = gguf.GGUFReader(self.path)
@@ -93,6 +94,8 @@ class GgufCheckpoint:
     def _info(self, tensor) -> LayerInfo:
         K, N = (int(extent) for extent in tensor.shape)
         if K % BLOCK_VALUES or K < 1 or N < 1:
-            raise CheckpointError(f"{self.path}: {tensor.name}: shape {K} x {N} is not made of blocks of {BLOCK_VALUES}")
+            raise CheckpointError(
+                f"{self.path}: {tensor.name}: shape {K} x {N} is not made of blocks of {BLOCK_VALUES}"
+            )
         format_ = tensor.tensor_type.name
         return LayerInfo(tensor.name, K, N, BLOCK_VALUES, has_zero_points=format_ == "Q4_1", format=format_)

@@ -1,4 +1,4 @@
-"""`gristmill check`: real layers of a model on a device against the float64 reference of the checkpoint's own format."""
+"""`gristmill check`: a model's layers on a device, against the float64 reference of the checkpoint's own format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-
 from gristmill.arrays import HOST, Device
 from gristmill.check import CheckRow, check_layer
 from gristmill.checkpoints.gguf import GgufCheckpoint
@@ -42,7 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     device_name = "the reference path" if device.driver == HOST else _device_name(device)
     checkpoint = GgufCheckpoint(arguments.model)
     names = _choose(checkpoint, arguments.layers)
-    seed = int(np.random.SeedSequence(arguments.seed).generate_state(1)[0]) if arguments.seed is None else arguments.seed
+    seed = (
+        int(np.random.SeedSequence(arguments.seed).generate_state(1)[0]) if arguments.seed is None else arguments.seed
+    )
     rng = np.random.default_rng(seed)
     progress(f"{len(names)} layers of {arguments.model.name} on {device} ({device_name}), seed {seed}")
     rows: list[CheckRow] = []

@@ -1,4 +1,4 @@
-"""`gristmill cover`: every layer of a model, for each M, on each arch, resolves to a shipped entry - or which do not."""
+"""`gristmill cover`: every layer of a model, for each M and arch, resolves to a shipped entry, or which do not."""
 
 from __future__ import annotations
 

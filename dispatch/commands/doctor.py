@@ -9,6 +9,7 @@ from typing import Any
 from gristmill import __version__
 from gristmill.cli import print_json
 from gristmill.drivers import driver_names, get_driver
+from gristmill.drivers.default import HARDWARE
 from gristmill.environment import chip_override
 from gristmill.errors import GristmillError, PackError
 from gristmill.packs import Pack, find_pack, pack_folders
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"HSA_OVERRIDE_GFX_VERSION={chip_override()} hides the true chip: a pack for the wrong arch may load and "
             "give wrong results; unset it"
         )
-    can_run = any(device["pack"] for driver in drivers for device in driver["devices"])
+    can_run = any(device["pack"] for row in drivers if row["driver"] in HARDWARE for device in row["devices"])
     document = {
         "version": __version__,
         "can_run": can_run,
@@ -85,7 +86,8 @@ def _print(document: dict[str, Any]) -> None:
     for driver in document["drivers"]:
         print(f"driver {driver['driver']}: {driver['problem'] or 'usable'}")
         for device in driver["devices"]:
-            print(f"  {device['device']}: {device['name']}, {device['arch']}, {device['lds_bytes_per_block']} bytes shared")
+            shared = f"{device['lds_bytes_per_block']} bytes of shared memory a block"
+            print(f"  {device['device']}: {device['name']}, {device['arch']}, {shared}")
             print(f"    pack: {device['pack'] or device['problem']}")
     for pack in document["packs"]:
         print(f"pack {pack['arch']}: {pack['problem'] or str(pack['entries']) + ' entries'} in {pack['folder']}")

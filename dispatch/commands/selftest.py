@@ -1,4 +1,4 @@
-"""`gristmill selftest`: every entry of the device's pack on the device itself, on the cases that it was verified with."""
+"""`gristmill selftest`: every entry of the device's pack on the device itself, on the cases of its verification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-
 from gristmill.arrays import Device
 from gristmill.cli import print_json, progress
 from gristmill.drivers.default import first_device
@@ -68,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for name, rows in failed.items():
             for row in rows:
-                print(f"FAILED {name}: {row.case}: error over bound {row.error_over_bound:.3f}, guard {row.guard_intact}")
+                print(
+                    f"FAILED {name}: {row.case}: error over bound {row.error_over_bound:.3f}, guard {row.guard_intact}"
+                )
         print(f"{len(records)} of {len(entries)} entries passed on {device} ({loader.facts.name})")
     return 1 if failed or not entries else 0

@@ -70,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
     else:
-        print(f"{problem}\non {device.name}, {device.arch}, {device.lds_bytes_per_block} bytes of shared memory a block")
+        print(
+            f"{problem}\non {device.name}, {device.arch}, {device.lds_bytes_per_block} bytes of shared memory a block"
+        )
         if selection:
             print(f"takes {chosen}\n  by: {selection.origin}{' (floor)' if selection.is_floor else ''}")
             print(f"  grid {selection.grid}, block {selection.entry.block}, {_shared_bytes(selection)} bytes shared")

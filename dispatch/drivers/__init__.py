@@ -15,6 +15,9 @@ from gristmill.errors import NoDriverError
 
 GROUP = "gristmill.drivers"
 
+# Which extra brings what a driver needs, where it is not called like the driver.
+EXTRAS = {"hip": "rocm", "emulated": "emulator"}
+
 _drivers: dict[str, Driver] = {}
 _lock = threading.Lock()
 
@@ -39,7 +42,11 @@ def get_driver(name: str) -> Driver:
             points = entry_points(group=GROUP, name=name)
             if not points:
                 raise NoDriverError(f"no driver is called {name!r}; installed: {', '.join(driver_names()) or 'none'}")
-            module = importlib.import_module(next(iter(points)).value)
+            try:
+                module = importlib.import_module(next(iter(points)).value)
+            except ImportError as error:
+                extra = EXTRAS.get(name, name)
+                raise NoDriverError(f"driver {name!r}: {error}; run: pip install 'gristmill[{extra}]'") from None
             _drivers[name] = module.driver()
         return _drivers[name]
 

@@ -100,9 +100,7 @@ def test_entry_under_another_key_is_damage(cache, said):
 
 def test_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(
-        BuildError, match=r"cannot write the build cache .*file.*; choose another with --cache"
-    ):
+    with pytest.raises(BuildError, match=r"cannot write the build cache .*file.*; choose another with --cache"):
         ObjectCache(tmp_path / "file", print).store(KEY, COMPILED)
 
 

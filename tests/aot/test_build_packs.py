@@ -80,9 +80,7 @@ def test_cold_builds_in_two_places_give_the_same_bytes(build, tmp_path, tiny_pac
     build(("sm80", "gfx1201"), out="one/packs", cache="one/cache", jobs=1)
     build(("sm80", "gfx1201"), out="two/far/away/packs", cache="two/cache", jobs=3)
     one, two = content(tmp_path / "one" / "packs"), content(tmp_path / "two/far/away/packs")
-    packs = [
-        {name: data for name, data in found.items() if not name.startswith(".build")} for found in (one, two)
-    ]
+    packs = [{name: data for name, data in found.items() if not name.startswith(".build")} for found in (one, two)]
     assert packs[0] == packs[1]
     assert len(packs[0]) == 6
     assert {name: data for name, data in packs[0].items() if name.startswith("sm80/")} == {
@@ -109,9 +107,7 @@ def test_changed_kernel_and_changed_row_are_built_again_and_old_objects_go(build
     assert report.compiled == 2
     assert len(new) == len(old) == 2
     assert not {name for name in new if name.startswith("objects/")} & old.keys()
-    assert (
-        json.loads(new["manifest.json"])["source_digest"] != json.loads(old["manifest.json"])["source_digest"]
-    )
+    assert json.loads(new["manifest.json"])["source_digest"] != json.loads(old["manifest.json"])["source_digest"]
     (report,), _ = build(rows=rows_of(KERNELS, ("one", "two"), "num_warps=4"))
     assert report.compiled == 2
 
@@ -158,9 +154,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_failing_variant_fails_the_build_with_its_name_and_the_compilers_words(
-    failure, build, rows_of, tmp_path
-):
+def test_failing_variant_fails_the_build_with_its_name_and_the_compilers_words(failure, build, rows_of, tmp_path):
     kernel, words = FAILURES[failure]
     changes = "options={'ptx_options': '--no-such-option'}" if failure == "ptxas" else ""
     with pytest.raises(CompileError) as caught:
@@ -178,9 +172,7 @@ def test_build_that_was_stopped_says_so(build, rows_of):
 
 def test_one_failing_arch_leaves_all_packs_alone_and_the_cache_has_the_rest(build, rows_of, tmp_path):
     rows = rows_of(KERNELS, ("one", "two"), "options={'maxnreg': 64 if name == 'one' else 128}")
-    with pytest.raises(
-        CompileError, match=r"gfx1201: variant (one|two) does not compile\s.*no option 'maxnreg'"
-    ):
+    with pytest.raises(CompileError, match=r"gfx1201: variant (one|two) does not compile\s.*no option 'maxnreg'"):
         build(("sm80", "gfx1201"), rows=rows, jobs=1)
     assert not (tmp_path / "packs" / "sm80").exists()
     (report,), _ = build(("sm80",), rows=rows)

@@ -138,9 +138,7 @@ def test_kernel_that_wants_scratch_memory_is_refused():
 
 
 def test_unknown_arch_is_refused():
-    with pytest.raises(
-        BuildError, match="cannot build for 'gfx900'; known archs: gfx1151, gfx1201, sm80, sm90"
-    ):
+    with pytest.raises(BuildError, match="cannot build for 'gfx900'; known archs: gfx1151, gfx1201, sm80, sm90"):
         find_target("gfx900")
 
 

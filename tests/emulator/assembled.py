@@ -52,17 +52,11 @@ def _kernel(arch: str, source: Source) -> str:
     if source.framed:
         stride = 4 * source.threads
         lines += ["s_load_b128 s[4:7], s[0:1], 0x0", wait_all(arch), "v_lshlrev_b32_e32 v1, 2, v0"]
-        lines += [
-            f"global_load_b32 v{INPUT + i}, v1, s[4:5] offset:{i * stride}" for i in range(source.inputs)
-        ]
+        lines += [f"global_load_b32 v{INPUT + i}, v1, s[4:5] offset:{i * stride}" for i in range(source.inputs)]
         lines.append(wait_all(arch))
-    lines += [
-        line.strip() for line in source.body.replace("WAIT", wait_all(arch)).splitlines() if line.strip()
-    ]
+    lines += [line.strip() for line in source.body.replace("WAIT", wait_all(arch)).splitlines() if line.strip()]
     if source.framed:
-        lines += [
-            f"global_store_b32 v1, v{OUTPUT + i}, s[6:7] offset:{i * stride}" for i in range(source.outputs)
-        ]
+        lines += [f"global_store_b32 v1, v{OUTPUT + i}, s[6:7] offset:{i * stride}" for i in range(source.outputs)]
     lines.append("s_endpgm")
     text = "\n\t".join(lines).replace("BARRIER", barrier(arch))
     return f"""

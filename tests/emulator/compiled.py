@@ -54,9 +54,7 @@ def _triton(arch: str, dtype: str, tile: tuple[int, int, int], warps: int, zero_
     )
     options = {"num_warps": warps, "num_stages": 2, "enable_fp_fusion": True}
     built = triton.compile(source, target=GPUTarget("hip", arch, 32), options=options)
-    return Built(
-        built.asm["hsaco"], built.metadata.name, 32 * warps, built.metadata.shared, tile, zero_points
-    )
+    return Built(built.asm["hsaco"], built.metadata.name, 32 * warps, built.metadata.shared, tile, zero_points)
 
 
 @functools.cache

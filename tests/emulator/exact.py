@@ -28,11 +28,7 @@ class Format:
         significand = bits & ((1 << (self.precision - 1)) - 1)
         if exponent:
             significand += 1 << (self.precision - 1)
-        return (
-            sign
-            * Fraction(significand)
-            * Fraction(2) ** (max(exponent, 1) - 1 + self.emin - self.precision + 1)
-        )
+        return sign * Fraction(significand) * Fraction(2) ** (max(exponent, 1) - 1 + self.emin - self.precision + 1)
 
     def encode(self, value: Fraction, rounding: int = NEAREST_EVEN, negative_zero: bool = False) -> int:
         """The pattern of `value`, rounded. `negative_zero`: the sign of an exact zero."""
@@ -100,9 +96,7 @@ def random_finite(rng: np.random.Generator, fmt: Format, count: int) -> np.ndarr
     return ((signs << (fmt.bits - 1)) | (exponents << (fmt.precision - 1)) | significands).astype(dtype)
 
 
-def close_operands(
-    rng: np.random.Generator, fmt: Format, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def close_operands(rng: np.random.Generator, fmt: Format, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """a, b, c with |c| within 2^30 of |a * b| where the format can hold it: sums where rounding decides."""
     a, b = random_finite(rng, fmt, count), random_finite(rng, fmt, count)
     c = []

@@ -103,9 +103,7 @@ def test_inactive_lane_may_hold_any_address(arch):
               global_load_b32 v30, v2, s[4:5]
               WAIT
               s_or_b32 exec_lo, exec_lo, s20"""
-    np.testing.assert_array_equal(
-        execute(arch, Source("masked", body), X + 5).outputs[0], np.where(X < 8, X + 5, 0)
-    )
+    np.testing.assert_array_equal(execute(arch, Source("masked", body), X + 5).outputs[0], np.where(X < 8, X + 5, 0))
 
 
 def test_store_to_read_only_memory(arch):
@@ -166,15 +164,11 @@ def test_dynamic_lds_counts(arch):
 
 
 def test_misaligned_lds_access(arch):
-    fault(
-        arch, "v_or_b32 v2, 1, v1\nds_store_b32 v2, v10", AlignmentError, "LDS byte 1 is not", lds_bytes=256
-    )
+    fault(arch, "v_or_b32 v2, 1, v1\nds_store_b32 v2, v10", AlignmentError, "LDS byte 1 is not", lds_bytes=256)
 
 
 def test_lds_read_before_written(arch):
-    error = fault(
-        arch, "ds_load_b32 v30, v1\nWAIT", UninitialisedRead, "stored v30 was never written", lds_bytes=128
-    )
+    error = fault(arch, "ds_load_b32 v30, v1\nWAIT", UninitialisedRead, "stored v30 was never written", lds_bytes=128)
     assert "global_store_b32" in error.instruction
 
 
@@ -296,9 +290,7 @@ def test_undefined_lds_address(arch):
 
 
 def test_undefined_branch(arch):
-    fault(
-        arch, "v_mov_b32 v30, 0\ns_cmp_eq_u32 s40, 0\ns_cbranch_scc1 0", UninitialisedRead, "branch depends"
-    )
+    fault(arch, "v_mov_b32 v30, 0\ns_cmp_eq_u32 s40, 0\ns_cbranch_scc1 0", UninitialisedRead, "branch depends")
 
 
 def test_undefined_exec(arch):
@@ -353,9 +345,7 @@ def test_register_beyond_the_allocation(arch):
 
 
 def test_unimplemented_instruction_is_named(arch):
-    error = fault(
-        arch, "v_mov_b32 v30, 0\nv_cubeid_f32 v30, v10, v10, v10", UnimplementedInstruction, "no semantics"
-    )
+    error = fault(arch, "v_mov_b32 v30, 0\nv_cubeid_f32 v30, v10, v10, v10", UnimplementedInstruction, "no semantics")
     assert error.instruction == "v_cubeid_f32 v30, v10, v10, v10"
 
 

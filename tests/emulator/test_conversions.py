@@ -40,9 +40,7 @@ def f16(*values):
 def f32_around_f16():
     """f32 patterns at every f16 value and every tie between two, and one unit to either side."""
     positive = ALL_16[:0x7C00].view(np.float16).astype(np.float32)
-    points = np.concatenate(
-        [positive, (positive[:-1] + positive[1:]) / 2, np.float32([65520, 65536, 2.0**-26, 3e38])]
-    )
+    points = np.concatenate([positive, (positive[:-1] + positive[1:]) / 2, np.float32([65520, 65536, 2.0**-26, 3e38])])
     bits = points.view(np.uint32)
     bits = np.concatenate([bits, bits[bits > 0] - np.uint32(1), bits + np.uint32(1)])
     return np.concatenate([bits, bits | np.uint32(0x80000000)])
@@ -69,12 +67,8 @@ def test_f32_to_f16_at_and_beside_every_value_and_tie(rounding):
 def test_pk_rtz_rounds_toward_zero_in_any_mode():
     low = f32_around_f16()[::11]
     high = np.roll(low, 1)
-    toward_zero = [
-        exact.F16.encode(exact.F32.decode(int(x)), TOWARD_ZERO, bool(x >> np.uint32(31))) for x in low
-    ]
-    expected = np.array(toward_zero, np.uint32) | np.roll(np.array(toward_zero, np.uint32), 1) << np.uint32(
-        16
-    )
+    toward_zero = [exact.F16.encode(exact.F32.decode(int(x)), TOWARD_ZERO, bool(x >> np.uint32(31))) for x in low]
+    expected = np.array(toward_zero, np.uint32) | np.roll(np.array(toward_zero, np.uint32), 1) << np.uint32(16)
     for mode in (FloatMode(), FloatMode(round_f16=TOWARD_POSITIVE), FloatMode(round_f16=TOWARD_ZERO)):
         np.testing.assert_array_equal(cv.cvt_pk_rtz_f16_f32(low, high, mode), expected)
     assert cv.cvt_pk_rtz_f16_f32(f32(1e6), f32(-INF))[0] == 0xFC007BFF
@@ -83,10 +77,7 @@ def test_pk_rtz_rounds_toward_zero_in_any_mode():
 
 def test_f16_denormals_follow_mode():
     flushing = FloatMode(denorm_f16=FLUSH_IN_OUT)
-    assert (
-        cv.cvt_f32_f16(np.array([0x8001, 0x0400], np.uint16), flushing).tolist()
-        == f32(-0.0, 2.0**-14).tolist()
-    )
+    assert cv.cvt_f32_f16(np.array([0x8001, 0x0400], np.uint16), flushing).tolist() == f32(-0.0, 2.0**-14).tolist()
     assert cv.cvt_f16_f32(f32(-(2.0**-20), 2.0**-14), flushing).tolist() == [0x8000, 0x0400]
     assert cv.cvt_f16_f32(f32(2.0**-20), FloatMode(denorm_f16=FLUSH_IN)).tolist() == f16(2.0**-20).tolist()
     up = FloatMode(round_f16=TOWARD_POSITIVE)
@@ -252,10 +243,7 @@ def test_approximate_functions_are_within_one_unit(function, reference):
 
 
 def test_approximate_functions_at_the_edges():
-    assert (
-        cv.rcp(f32(0.0, -0.0, INF, -INF, 2.0**-140, 2.0**127)).tolist()
-        == f32(INF, -INF, 0, -0.0, INF, 0).tolist()
-    )
+    assert cv.rcp(f32(0.0, -0.0, INF, -INF, 2.0**-140, 2.0**127)).tolist() == f32(INF, -INF, 0, -0.0, INF, 0).tolist()
     assert cv.rsq(f32(0.0, -0.0, INF)).tolist() == f32(INF, -INF, 0).tolist()
     assert cv.sqrt(f32(-0.0, INF)).tolist() == f32(-0.0, INF).tolist()
     assert cv.exp2(f32(-INF, INF, -127.0, -126.0, 128.0)).tolist() == f32(0, INF, 0, 2.0**-126, INF).tolist()

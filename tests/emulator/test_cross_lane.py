@@ -191,9 +191,7 @@ def test_permlanex16_source_lane_off(bound_ctrl, fetch_inactive, value, written)
 def test_permlane_var_takes_the_selector_of_each_lane():
     select = np.broadcast_to((np.arange(32) * 7 + 0x100) & 0xFFF, (WAVES, 32)).astype(np.uint32)
     assert_reads(cl.permlane16_var(SOURCE, ALL_ON, select), lambda lane: lane // 16 * 16 + lane * 7 % 16)
-    assert_reads(
-        cl.permlanex16_var(SOURCE, ALL_ON, select), lambda lane: (1 - lane // 16) * 16 + lane * 7 % 16
-    )
+    assert_reads(cl.permlanex16_var(SOURCE, ALL_ON, select), lambda lane: (1 - lane // 16) * 16 + lane * 7 % 16)
 
 
 def test_permlane64_writes_nothing_in_wave32():
@@ -231,9 +229,7 @@ def test_writelane_changes_one_lane_of_a_copy():
 
 
 def test_ds_bpermute_wraps_and_adds_the_offset():
-    address = np.broadcast_to(np.arange(32) * 4 + 3, (WAVES, 32)).astype(
-        np.uint32
-    )  # the low bits do not count
+    address = np.broadcast_to(np.arange(32) * 4 + 3, (WAVES, 32)).astype(np.uint32)  # the low bits do not count
     assert_reads(cl.ds_bpermute(address, SOURCE, ALL_ON), lambda lane: lane)
     assert_reads(cl.ds_bpermute(address, SOURCE, ALL_ON, offset=8), lambda lane: (lane + 2) % 32)
     assert_reads(cl.ds_bpermute(address + np.uint32(1 << 20), SOURCE, ALL_ON), lambda lane: lane)

@@ -318,12 +318,7 @@ def _sources(arch: str) -> tuple[Source, ...]:
     return tuple(case.source for case in CASES if arch in case.archs)
 
 
-RUNS = [
-    pytest.param(case, arch, id=f"{arch}-{case.name}")
-    for arch in ARCHS
-    for case in CASES
-    if arch in case.archs
-]
+RUNS = [pytest.param(case, arch, id=f"{arch}-{case.name}") for arch in ARCHS for case in CASES if arch in case.archs]
 
 
 @pytest.mark.parametrize(("case", "arch"), RUNS)

@@ -123,9 +123,7 @@ def test_report_counts_what_the_kernel_does(arch):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_too_little_shared_memory_is_found(arch):
     built = triton_kernels(arch, "fp16")[0]
-    less = Built(
-        built.code, built.symbol, built.threads, built.shared_bytes // 2, built.tile, built.zero_points
-    )
+    less = Built(built.code, built.symbol, built.threads, built.shared_bytes // 2, built.tile, built.zero_points)
     with pytest.raises(LdsAccessError):
         run(arch, less, Problem(16, 64, 128, "fp16", False))
 

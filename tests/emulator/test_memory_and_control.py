@@ -427,9 +427,7 @@ def test_barrier_that_a_wave_never_reaches(arch):
            s_nop 0""",
         threads=64,
     )
-    with pytest.raises(
-        BarrierError, match=r"wave 0 of the block ended without reaching this barrier"
-    ) as caught:
+    with pytest.raises(BarrierError, match=r"wave 0 of the block ended without reaching this barrier") as caught:
         execute(arch, source, np.zeros(64, np.uint32))
     assert caught.value.wave == 1
 

@@ -136,13 +136,7 @@ def _step_changed(flip: Flip, row: TritonVariant) -> bool:
     """An addition of what one tile along K takes up, of x or of qweight, in bytes."""
     a, b = flip.before, flip.after
     steps = (row.constexprs["BLOCK_K"] * 2, row.constexprs["BLOCK_K"] // 2)
-    if (
-        b is None
-        or b.name != a.name
-        or "_add" not in a.name
-        or a.literal is not None
-        or b.literal is not None
-    ):
+    if b is None or b.name != a.name or "_add" not in a.name or a.literal is not None or b.literal is not None:
         return False
     changed = [name for name in a.fields if a[name] != b.get(name)]
     return (

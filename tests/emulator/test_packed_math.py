@@ -41,8 +41,7 @@ def per_half(function, select, *operands):
     result = np.zeros(SHAPE, np.uint32)
     for place in np.ndindex(SHAPE):
         low, high = (
-            function(*(take(x[place], i, select, half) for i, x in enumerate(operands))) & 0xFFFF
-            for half in (0, 1)
+            function(*(take(x[place], i, select, half) for i, x in enumerate(operands))) & 0xFFFF for half in (0, 1)
         )
         result[place] = low | high << 16
     return result
@@ -132,12 +131,8 @@ def signed16(x):
 )
 def test_packed_integers(name, function, select):
     rng = np.random.default_rng(4)
-    operands = [
-        words(rng) for _ in range(function.__code__.co_argcount if hasattr(function, "__code__") else 2)
-    ]
-    np.testing.assert_array_equal(
-        pm.pk_integer(name, *operands, select=select), per_half(function, select, *operands)
-    )
+    operands = [words(rng) for _ in range(function.__code__.co_argcount if hasattr(function, "__code__") else 2)]
+    np.testing.assert_array_equal(pm.pk_integer(name, *operands, select=select), per_half(function, select, *operands))
 
 
 def test_every_packed_integer_is_tested():
@@ -149,18 +144,14 @@ def test_every_packed_integer_is_tested():
 
 
 def mix_value(x, i, op_sel, op_sel_hi, neg, absolute):
-    if op_sel_hi >> i & 1:
-        value = exact.F16.decode(x >> (16 if op_sel >> i & 1 else 0) & 0xFFFF)
-    else:
-        value = exact.F32.decode(x)
+    half = x >> (16 if op_sel >> i & 1 else 0) & 0xFFFF
+    value = exact.F16.decode(half) if op_sel_hi >> i & 1 else exact.F32.decode(x)
     value = abs(value) if absolute >> i & 1 else value
     return -value if neg >> i & 1 else value
 
 
 @pytest.mark.parametrize("op_sel_hi", range(8))
-@pytest.mark.parametrize(
-    ("op_sel", "neg", "absolute"), [(0, 0, 0), (0b111, 0b100, 0b001), (0b010, 0b011, 0b110)]
-)
+@pytest.mark.parametrize(("op_sel", "neg", "absolute"), [(0, 0, 0), (0b111, 0b100, 0b001), (0b010, 0b011, 0b110)])
 def test_fma_mix(op_sel_hi, op_sel, neg, absolute):
     rng = np.random.default_rng(5)
     operands = []
@@ -178,9 +169,7 @@ def test_fma_mix(op_sel_hi, op_sel, neg, absolute):
     np.testing.assert_array_equal(pm.fma_mix_f32(*operands, **fields), expected)
 
     old = words(rng)
-    half = np.array(
-        [exact.F16.encode(exact.F32.decode(int(x))) for x in expected.ravel()], np.uint32
-    ).reshape(SHAPE)
+    half = np.array([exact.F16.encode(exact.F32.decode(int(x))) for x in expected.ravel()], np.uint32).reshape(SHAPE)
     low, high = (f(old, *operands, **fields) for f in (pm.fma_mixlo_f16, pm.fma_mixhi_f16))
     np.testing.assert_array_equal(low, old & np.uint32(0xFFFF0000) | half)
     np.testing.assert_array_equal(high, old & np.uint32(0xFFFF) | half << np.uint32(16))
@@ -209,9 +198,7 @@ def test_dot2_f32_adds_low_then_high_rounding_each_time(function, fmt):
         for place in np.ndindex(SHAPE):
             total = exact.F32.decode(int(c[place])) * (-1 if select.neg_lo & 4 else 1)
             for half in (0, 1):
-                total += fmt.decode(take(a[place], 0, select, half)) * fmt.decode(
-                    take(b[place], 1, select, half)
-                )
+                total += fmt.decode(take(a[place], 0, select, half)) * fmt.decode(take(b[place], 1, select, half))
                 total = exact.F32.decode(exact.F32.encode(total))
             expected[place] = exact.F32.encode(total)
         np.testing.assert_array_equal(function(a, b, c, select), expected)
@@ -269,11 +256,7 @@ def test_integer_dots_of_any_signs(function, bits, neg_lo, saturate):
     rng = np.random.default_rng(8)
     a, b = words(rng), words(rng)
     offset = rng.integers(-400, 400, SHAPE)
-    c = (
-        np.where(offset % 2 == 0, 2**31 - 401 + offset, -(2**31) + 401 + offset)
-        .astype(np.int64)
-        .astype(np.uint32)
-    )
+    c = np.where(offset % 2 == 0, 2**31 - 401 + offset, -(2**31) + 401 + offset).astype(np.int64).astype(np.uint32)
     result = function(a, b, c, neg_lo, saturate)
     for place in np.ndindex(SHAPE):
         products = zip(parts(a[place], bits, neg_lo & 1), parts(b[place], bits, neg_lo & 2), strict=True)

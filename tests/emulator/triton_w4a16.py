@@ -27,6 +27,4 @@ def w4a16(
         w = (nibble.to(tl.float32) - zero) * tl.load(s + at, mask=inside, other=0.0).to(tl.float32)
         acc = tl.dot(x, w.to(a.dtype.element_ty), acc)
     acc += tl.load(bias + n, mask=n < N, other=0.0)[None, :].to(tl.float32)
-    tl.store(
-        c + m[:, None] * N + n[None, :], acc.to(c.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N)
-    )
+    tl.store(c + m[:, None] * N + n[None, :], acc.to(c.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))

@@ -45,14 +45,10 @@ def _launch(prepared, choice, x):
     return out[: x.shape[0], : prepared.N]
 
 
-@pytest.mark.parametrize(
-    ("size", "dtype", "zero_points"), itertools.product(SIZES, ("float16", "bfloat16"), (0, 1))
-)
+@pytest.mark.parametrize(("size", "dtype", "zero_points"), itertools.product(SIZES, ("float16", "bfloat16"), (0, 1)))
 def test_every_entry_is_within_the_bound_and_gives_the_same_bits_twice(device, size, dtype, zero_points):
     N, K, group_size = size
-    weight = fake_driver.random_weight(
-        N, K, group_size, dtype, zero_points=bool(zero_points), bias=N % 16 == 8
-    )
+    weight = fake_driver.random_weight(N, K, group_size, dtype, zero_points=bool(zero_points), bias=N % 16 == 8)
     dense = dequantize(weight)
     on_device = gristmill.to_torch(weight, device)
     prepared = prepare(on_device)
@@ -81,7 +77,7 @@ def test_every_entry_is_within_the_bound_and_gives_the_same_bits_twice(device, s
 def test_selection_takes_the_skinny_kernel_for_few_tokens(device):
     weight = gristmill.to_torch(fake_driver.random_weight(4096, 4096, 128), device)
     prepared = prepare(weight)
-    for M in (1, 8, 16, 32, 64):
+    for M in (1, 4, 8):
         gristmill.linear(torch.randn(M, 4096, device=device, dtype=torch.float16), weight)
     chosen = {choice.kernel.entry.source for choice in prepared.choices.values()}
     assert chosen == {SOURCE}
