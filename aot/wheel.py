@@ -72,7 +72,6 @@ class Wheel:
     sha256: str
     arch: str | None  # None for the core
     entries: int
-    unverified: int  # entries of which the pack has no record that they ran
 
 
 def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = PACK_BUDGET_BYTES) -> Wheel:
@@ -81,13 +80,19 @@ def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = P
     Raises
     ------
     PackError, ObjectError : the pack is not complete
-    WheelError : it was built by another version, or its wheel is larger than the budget
+    WheelError : an entry was never run, the pack was built by another version, or its wheel is larger than the budget
     """
     pack = check_pack(folder)
     manifest = pack.manifest
     if manifest.version != gristmill.__version__:
         raise WheelError(
             f"{folder} was built by gristmill {manifest.version}, this is {gristmill.__version__}; run: gristmill build"
+        )
+    never_run = sorted(manifest.entries.keys() - pack.verified().keys())
+    if never_run:
+        raise WheelError(
+            f"{folder}: {len(never_run)} entries have no record of having run, {never_run[0]} first; gristmill build "
+            "runs AMD's in the emulator, gristmill selftest --record runs NVIDIA's on a GPU"
         )
     package = f"{NAMESPACE}.{manifest.arch}"
     files = {path: f"{NAMESPACE}/{manifest.arch}/{path.relative_to(folder).as_posix()}" for path in _files(folder)}
@@ -107,7 +112,7 @@ def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = P
         "LICENSE": license_text,
     }
     path = _build(files, texts, out, wanted=list(files.values()), budget_bytes=budget_bytes)
-    return _wheel(path, manifest.arch, len(manifest.entries), len(manifest.entries) - _verified(pack))
+    return _wheel(path, manifest.arch, len(manifest.entries))
 
 
 def core_wheel(source: Path, out: Path) -> Wheel:
@@ -214,10 +219,6 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
-def _verified(pack: Pack) -> int:
-    return len(pack.verified().keys() & pack.manifest.entries.keys())
-
-
-def _wheel(path: Path, arch: str | None, entries: int, unverified: int) -> Wheel:
+def _wheel(path: Path, arch: str | None, entries: int) -> Wheel:
     data = path.read_bytes()
-    return Wheel(path, len(data), hashlib.sha256(data).hexdigest(), arch, entries, unverified)
+    return Wheel(path, len(data), hashlib.sha256(data).hexdigest(), arch, entries)

@@ -166,7 +166,7 @@ M16_EIGHT = Shape(16, 2, 8, 2, depth=2, cluster=8)
 # Without clusters. It keeps its registers down to 64: 32 warps hide each other's waiting.
 ONE = Shape(8, 1, 2, 8, depth=2, min_blocks=2)
 
-# The fastest of 45 shapes, or within 4 % of it, at M = 1, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
+# The fastest of 45 shapes, or within 6 % of it, at M = 1, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
 # H200, float16, group size 128, graph replay, weights rotated past L2, medians). More tokens are the tile kernel's:
 # at M = 32 the best shape took 13.2 us against its 14.2 at 4096x4096, but 44.9 against 37.1 at 4096x28672.
 _CHOICES = {

@@ -22,16 +22,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--source", type=Path, help="source tree for the core wheel (default: where gristmill runs from)"
     )
     parser.add_argument("--no-core", action="store_true", help="wheels of packs only")
-    parser.add_argument(
-        "--require-verified",
-        action="store_true",
-        help="refuse a pack with an entry that has no record of having run",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     require(BUILD_PACKAGES | WHEEL_PACKAGES, "making wheels")
-    from gristmill.aot.pack import check_pack
     from gristmill.aot.wheel import Wheel, core_wheel, find_license, pack_wheel, source_tree
 
     folders = sorted(path.parent for path in arguments.packs.glob("*/manifest.json"))
@@ -40,12 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not folders:
         raise WheelError(f"no packs in {arguments.packs}; run: gristmill build --out {arguments.packs}")
     source = arguments.source or (None if arguments.no_core else source_tree())
-    if arguments.require_verified:
-        for folder in folders:
-            pack = check_pack(folder)
-            lacking = sorted(pack.manifest.entries.keys() - pack.verified().keys())
-            if lacking:
-                raise WheelError(f"{folder}: {len(lacking)} entries have no record of having run, {lacking[0]} first")
     wheels: list[Wheel] = []
     if not arguments.no_core and source is not None:
         progress("making the core wheel")
@@ -58,6 +46,5 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"wheels": [{**asdict(wheel), "path": str(wheel.path)} for wheel in wheels]})
         return 0
     for wheel in wheels:
-        note = f"  {wheel.unverified} of {wheel.entries} entries not verified" if wheel.unverified else ""
-        print(f"{wheel.path}  {wheel.bytes} bytes{note}")
+        print(f"{wheel.path}  {wheel.bytes} bytes")
     return 0
