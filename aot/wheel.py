@@ -28,7 +28,7 @@ from gristmill.aot.environment import child_environment, source_date_epoch
 from gristmill.aot.errors import WheelError
 from gristmill.aot.pack import check_pack
 from gristmill.aot.toolchain import WHEEL_PACKAGES, require
-from gristmill.packs import NAMESPACE, Pack, distribution_name
+from gristmill.packs import NAMESPACE, distribution_name
 
 # The most that a pack's wheel may have.
 PACK_BUDGET_BYTES = 10_000_000
