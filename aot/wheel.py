@@ -132,7 +132,7 @@ def core_wheel(source: Path, out: Path) -> Wheel:
             within = path.relative_to(source / folder).as_posix()
             files[path] = f"{folder}/{within}"
             wanted.append(f"{place}/{within}")
-    return _wheel(_build(files, {}, out, wanted), None, 0, 0)
+    return _wheel(_build(files, {}, out, wanted), None, 0)
 
 
 def core_folders(source: Path) -> dict[str, str]:
