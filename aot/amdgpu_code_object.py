@@ -14,6 +14,8 @@ from typing import Any
 import msgpack
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+from elftools.elf.segments import NoteSegment
 
 EM_AMDGPU = 224
 NT_AMDGPU_METADATA = 32
@@ -265,6 +267,7 @@ class _Image:
 
 def _metadata(elf: ELFFile) -> dict[str, Any]:
     for segment in elf.iter_segments("PT_NOTE"):
+        assert isinstance(segment, NoteSegment)
         for note in segment.iter_notes():
             if note["n_name"] == "AMDGPU" and note["n_type"] in (NT_AMDGPU_METADATA, "NT_AMDGPU_METADATA"):
                 description = note["n_desc"]
@@ -276,7 +279,7 @@ def _metadata(elf: ELFFile) -> dict[str, Any]:
 def _symbols(elf: ELFFile) -> dict[str, tuple[int, int]]:
     """Symbol name -> (address, size). The dynamic table is what a loader sees; it survives stripping."""
     table = elf.get_section_by_name(".dynsym") or elf.get_section_by_name(".symtab")
-    if table is None:
+    if not isinstance(table, SymbolTableSection):
         raise CodeObjectError("no symbol table")
     return {s.name: (s.entry.st_value, s.entry.st_size) for s in table.iter_symbols() if s.name}
 

@@ -172,7 +172,7 @@ def dequantize(weight: PackedWeight) -> np.ndarray:
     """The weight that a host PackedWeight stands for: float64 (N, K) in the order of the input features."""
     group = np.arange(weight.K) // weight.group_size
     q = unpack_nibbles(weight.qweight, weight.K).astype(np.float64)
-    zero_points = IMPLIED_ZERO_POINT
+    zero_points: np.ndarray | float = IMPLIED_ZERO_POINT
     if weight.zero_points is not None:
         zero_points = np.asarray(weight.zero_points).astype(np.float64)[:, group]
     w = (q - zero_points) * np.asarray(weight.scales).astype(np.float64)[:, group]

@@ -157,7 +157,7 @@ def _candidates(entry: Entry, device: DeviceFacts) -> Iterator[Case]:
 def _pool() -> tuple[Case, ...]:
     """A fixed random sample of all combinations: enough that each accepted value of each size is among them."""
     choice = random.Random(POOL_SEED).choice
-    cases = {}
+    cases: dict[Case, None] = {}
     for _ in range(POOL_SIZE):
         K, group_size = choice(DEPTHS), choice(GROUP_SIZES)
         if group_size >= K:

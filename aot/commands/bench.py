@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         cells.append(cell)
         if not arguments.json:
             print(line(cell), flush=True)
-    document = {"conditions": facts, "cells": [asdict(cell) for cell in cells], "summary": summary(cells)}
+    ratios = summary(cells)
+    document = {"conditions": facts, "cells": [asdict(cell) for cell in cells], "summary": ratios}
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(document)
     else:
-        for text in (f"{name}: {value}" for name, value in document["summary"].items()):
+        for text in (f"{name}: {value}" for name, value in ratios.items()):
             print(text)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from typing import Any
 
 from gristmill.cli import print_json
 from gristmill.commands.options import arch_list
@@ -18,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for arch in arguments.arch or installed_archs():
         pack = find_pack(arch)
         verified = pack.verified()
