@@ -7,6 +7,7 @@ lane computes is thrown away, so no fault may come from it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from .waves import EXEC, LANES, NULL, VCC, VECTOR, Waves, masks_of
 
 Step = Callable[[Waves], None]
 Compute = Callable[[Waves], np.ndarray]
+Poison = Callable[[Waves], np.ndarray | None]
 
 _LOW, _HIGH = np.uint32(0xFFFF), np.uint32(0xFFFF0000)
 
@@ -77,19 +79,18 @@ def compile_dual(instruction: Instruction, limits: RegisterLimits, mode: FloatMo
 
     def step(st: Waves) -> None:
         shadow = st.shadow
+        tracked, bits_x, bits_y = False, None, None
         for n in watched:
             if shadow[n] is not None:
-                bits_x, bits_y = poison_x(st), poison_y(st)
+                tracked, bits_x, bits_y = True, poison_x(st), poison_y(st)
                 break
-        else:
-            bits_x = bits_y = False
         x, y = compute_x(st), compute_y(st)
         if keeps_view:
             y = np.array(y)
         mask = st.mask
         store_x(st, x, mask)
         store_y(st, y, mask)
-        if bits_x is not False:
+        if tracked:
             write_x.store_shadow(st, bits_x, mask)
             write_y.store_shadow(st, bits_y, mask)
 
@@ -138,8 +139,10 @@ def split_half(code: int, kind: str, instruction: Instruction, position: int) ->
 def _codes(instruction: Instruction, op: VectorOp) -> list[int]:
     """Operand codes in the order of the row's sources."""
     fields = instruction.fields
-    first = fields["vsrc0"] if "vsrc0" in fields else fields.get("src0")
+    first = fields["vsrc0"] if "vsrc0" in fields else fields["src0"]
     second = fields.get("vsrc1", fields.get("src1"))
+    if second is None:
+        return [first]  # VOP1
     name = instruction.name
     if name.startswith("v_fmamk_"):
         return [first, LITERAL, second]
@@ -222,7 +225,7 @@ def _with_output_modifiers(
     return compute
 
 
-def _poison(op: VectorOp, sources: list[Source]) -> Compute:
+def _poison(op: VectorOp, sources: list[Source]) -> Poison:
     """Undefined bits of the result, or None."""
     readers = [s.poison for s in sources]
     if op.poison is None:
@@ -243,9 +246,8 @@ def _poison(op: VectorOp, sources: list[Source]) -> Compute:
         undefined = [read(st) for read in readers]
         if all(u is None for u in undefined):
             return None
-        undefined = [np.uint32(0) if u is None else u for u in undefined]
         values = [_as_unsigned(read(st)) for read in reads]
-        return precise(values, undefined)
+        return precise(values, [np.uint32(0) if u is None else u for u in undefined])
 
     return bitwise
 
@@ -400,7 +402,7 @@ def _carry_poison(values, undefined):
 
 _NO_CARRY = np.uint64(0)
 # name: (kinds of the sources, kind of the result, function of the sources that gives result and carry)
-_CARRY_OPS = {
+_CARRY_OPS: dict[str, tuple[str, str, Callable]] = {
     "v_add_co_u32": ("u32 u32", "u32", lambda a, b: _add_carry(a, b, _NO_CARRY)),
     "v_sub_co_u32": ("u32 u32", "u32", lambda a, b: _sub_borrow(a, b, np.int64(0))),
     "v_subrev_co_u32": ("u32 u32", "u32", lambda a, b: _sub_borrow(b, a, np.int64(0))),
@@ -525,20 +527,19 @@ def dpp_move(instruction: Instruction) -> Callable[[np.ndarray, np.ndarray], cro
         select = sum(instruction[f"lane_sel_{i}"] << 3 * i for i in range(8))
         fetch = bool(instruction["fi"])
         return lambda values, lanes: cross_lane.dpp8(values, lanes, select, fetch_inactive=fetch)
-    control = {
-        "row_mask": instruction["row_mask"],
-        "bank_mask": instruction["bank_mask"],
-        "bound_ctrl": bool(instruction["bc"]),
-        "fetch_inactive": bool(instruction["fi"]),
-    }
-    try:
-        cross_lane.dpp16(np.zeros((1, 32), np.uint32), np.ones((1, 32), bool), instruction["dpp"], **control)
-    except cross_lane.UnknownLaneMove as error:
-        raise UnimplementedInstruction(str(error)) from None
-    return lambda values, lanes: cross_lane.dpp16(values, lanes, instruction["dpp"], **control)
+    move = partial(
+        cross_lane.dpp16,
+        dpp_ctrl=instruction["dpp"],
+        row_mask=instruction["row_mask"],
+        bank_mask=instruction["bank_mask"],
+        bound_ctrl=bool(instruction["bc"]),
+        fetch_inactive=bool(instruction["fi"]),
+    )
+    move(np.zeros((1, 32), np.uint32), np.ones((1, 32), bool))  # raises here, not at run time, for a reserved control
+    return move
 
 
-_PERMLANES = {
+_PERMLANES: dict[str, Callable[..., cross_lane.Moved]] = {
     "v_permlane16_b32": cross_lane.permlane16,
     "v_permlanex16_b32": cross_lane.permlanex16,
     "v_permlane16_var_b32": cross_lane.permlane16_var,

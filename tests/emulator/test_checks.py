@@ -337,6 +337,11 @@ def test_lanes_of_the_same_row_are_on(arch):
     np.testing.assert_array_equal(got, np.where(X < 16, X ^ 1, X))
 
 
+def test_dpp_control_of_gfx9(arch):
+    row_bcast_15 = "v_mov_b32 v30, 0\n.long 0x7e3c02fa, 0xff01420a"  # v_mov_b32_dpp v30, v10: LLVM refuses to write it
+    fault(arch, row_bcast_15, UnimplementedInstruction, "dpp_ctrl 0x142 is no lane move")
+
+
 # -- launch and code -------------------------------------------------------------------------------------
 
 
