@@ -353,7 +353,7 @@ def _global(instruction: Instruction) -> str:
     kind = "ATOMIC" if "atomic" in name else "STORE" if "store" in name else "LOAD"
     if not instruction.operands or name in ("global_inv", "global_wb", "global_wbinv"):
         return _join(name, [], _cache(instruction, kind))
-    address = fields.get("vaddr", fields.get("addr"))
+    address = instruction["vaddr" if "vaddr" in fields else "addr"]
     flat11 = instruction.format == "FLAT" and instruction.generation == "rdna3"
     by_scalar = instruction["saddr"] != NULL and not flat11
     data = "data" if "data" in fields else "vsrc"

@@ -168,8 +168,8 @@ class _Layout:
         self.value = functools.reduce(lambda v, f: v | (f.default << f.lo), fixed, 0)
         self.base_bytes = cls._base_size
         self.bit_fields = [(n, f) for n, f in cls._fields if type(f).__name__ != "FixedBitField"]
-        self.op_field = dict(self.bit_fields).get("op")
-        self.allowed = None
+        self.op_field: Any = dict(self.bit_fields).get("op")
+        self.allowed: set[int] | None = None
         if self.op_field is not None:
             members = self.op_field.allowed if self.op_field.allowed is not None else list(self.op_field._enum)
             self.allowed = {m.value for m in members}
@@ -262,7 +262,7 @@ def _takes_literal(fields: dict[str, int], half: str) -> bool:
 
 def _fields(layout: _Layout, window: bytes) -> dict[str, int] | None:
     raw = int.from_bytes(window[: layout.base_bytes], "little")
-    values = {}
+    values: dict[str, int] = {}
     for name, bits in layout.bit_fields:
         value = (raw >> bits.lo) & bits.mask
         kind = type(bits).__name__
@@ -306,5 +306,6 @@ def short_names(arch_generation: str) -> frozenset[str]:
     names = set()
     for layout in _layouts(arch_generation):
         if layout.name.split("_")[0] in ("VOP1", "VOP2", "VOPC"):
+            assert layout.allowed is not None, f"{layout.name} has no op field"
             names |= {m.name.lower().removesuffix("_e32") for m in layout.op_field._enum if m.value in layout.allowed}
     return frozenset(names)

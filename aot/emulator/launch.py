@@ -88,7 +88,8 @@ def launch(
     lds_bytes = info.group_segment_bytes + dynamic_shared_bytes
     blocks = grid[0] * grid[1] * grid[2]
     waves_per_block = -(-block[0] * block[1] * block[2] // WAVE)
-    counts, runs = Counts(), []
+    counts = Counts()
+    runs: list[int] = []
     generator = random.Random(seed)
 
     image = memory.map(kernel.module.image, f"code object of {info.name}", read_only=True)

@@ -271,7 +271,7 @@ def _atomic_step(instruction: Instruction, limits: RegisterLimits, operation: st
             one = where[i : i + 1]
             try:
                 before = memory.load(one, 4, 1)[0]
-                if compares:
+                if combine is None:
                     after = np.where(before == operands[1][i], operands[0][i], before)
                 else:
                     after = combine(before, operands[0][i : i + 1])
@@ -322,6 +322,9 @@ def compile_scratch(instruction: Instruction, limits: RegisterLimits) -> Step:
             position = int(bad.argmax())
             error = ScratchAccessError(f"private access at byte {int(active[position])} of {size}")
             raise _blame(st, mask, error, position)
+        scratch, scratch_undefined = st.scratch, st.scratch_undefined
+        assert scratch is not None, "without scratch no access is within its size"
+        assert scratch_undefined is not None
         places = np.nonzero(np.ones((st.count, 32), bool) if mask is None else mask)
         if access.store:
             values = _stored(st, register - VECTOR, access, mask)
@@ -329,17 +332,17 @@ def compile_scratch(instruction: Instruction, limits: RegisterLimits) -> Step:
             for i in range(access.count):
                 for k in range(access.unit):
                     shift, byte = np.uint32(8 * k), active + access.unit * i + k
-                    st.scratch[(*places, byte)] = (values[i] >> shift).astype(np.uint8)
+                    scratch[(*places, byte)] = (values[i] >> shift).astype(np.uint8)
                     undefined = 0 if shadows is None else (shadows[i] >> shift & np.uint32(0xFF)) != 0
-                    st.scratch_undefined[(*places, byte)] = undefined
+                    scratch_undefined[(*places, byte)] = undefined
             return
         values = np.zeros((access.count, active.size), np.uint32)
         undefined = np.zeros((access.count, active.size), np.uint32)
         for i in range(access.count):
             for k in range(access.unit):
                 shift, byte = np.uint32(8 * k), active + access.unit * i + k
-                values[i] |= st.scratch[(*places, byte)].astype(np.uint32) << shift
-                undefined[i] |= np.where(st.scratch_undefined[(*places, byte)], np.uint32(0xFF), np.uint32(0)) << shift
+                values[i] |= scratch[(*places, byte)].astype(np.uint32) << shift
+                undefined[i] |= np.where(scratch_undefined[(*places, byte)], np.uint32(0xFF), np.uint32(0)) << shift
         _write_loaded(st, register - VECTOR, access, values, mask, undefined if undefined.any() else None)
 
     return step
@@ -454,7 +457,7 @@ def _lds_places(st: Waves, address: int, offset: int, access: Access, mask: np.n
     machine = st.machine
     if int(where.max()) + access.nbytes > machine.lds_bytes:
         position = int(where.argmax())
-        error = LdsAccessError(
+        error: EmulatorError = LdsAccessError(
             f"access of {access.nbytes} bytes at LDS byte {int(where[position])}, the block has {machine.lds_bytes}"
         )
         raise _blame(st, mask, error, position)

@@ -84,12 +84,13 @@ def constant_bits(code: int, kind: str, literal: int | None) -> int | None:
 def _float_bits(value: float, form: str) -> int:
     if form == "bf16":
         return int(np.float32(value).view(np.uint32)) >> 16
-    dtype, raw = {
+    types: dict[str, tuple[type[np.floating], type[np.unsignedinteger]]] = {
         "f16": (np.float16, np.uint16),
         "f32": (np.float32, np.uint32),
         "f64": (np.float64, np.uint64),
-    }[form]
-    return int(dtype(value).view(raw))
+    }
+    dtype, raw = types[form]
+    return int(np.array(value, dtype).view(raw))
 
 
 def source(
@@ -121,7 +122,7 @@ def source(
         value = np.array(bits, {16: np.uint16, 32: np.uint32, 64: np.uint64}[width])
         value = _modified(value.reshape(1), kind, absolute, negate).reshape(())
         value = value.view(_TYPES[kind]) if kind in _TYPES else value
-        return Source(lambda st, value=value: value, kind, (), lambda st: None)
+        return Source(lambda st: value, kind, (), lambda st: None)
     if code < VECTOR:
         read = _scalar_reader(code, kind, high, scalar)
     else:
@@ -133,7 +134,7 @@ def source(
     if kind in _TYPES:
         bit_reader, dtype = read, _TYPES[kind]
         read = lambda st: bit_reader(st).view(dtype)  # noqa: E731
-    registers = (code, code + 1) if width == 64 else (code,)
+    registers: tuple[int, ...] = (code, code + 1) if width == 64 else (code,)
     if code == NULL:
         registers = ()
     return Source(read, kind, registers, _poison_reader(registers, width, high, scalar, kind))
@@ -214,12 +215,11 @@ def _poison_reader(registers: tuple[int, ...], width: int, high: bool, scalar: b
 
         def wide(st: Waves) -> np.ndarray | None:
             low, top = shaped(st, registers[0]), shaped(st, registers[1])
-            if low is None and top is None:
-                return None
-            zero = np.uint64(0)
-            return (zero if low is None else low.astype(np.uint64)) | (
-                zero if top is None else top.astype(np.uint64) << np.uint64(32)
-            )
+            bits = None if low is None else low.astype(np.uint64)
+            if top is None:
+                return bits
+            above = top.astype(np.uint64) << np.uint64(32)
+            return above if bits is None else bits | above
 
         return wide
     if width == 16:

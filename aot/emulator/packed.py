@@ -7,6 +7,7 @@ them. For mixed fma, op_sel_hi says that a source is f16, op_sel which half of i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -83,8 +84,8 @@ def _packed_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMo
         function = _BINARY[name]
         return _finish(instruction, limits, sources, lambda a, b: function(a, b, select, mode, saturate), select)
     if name in _EXTREMA:
-        function, rule = _EXTREMA[name]
-        return _finish(instruction, limits, sources, lambda a, b: function(a, b, rule, select, mode, saturate), select)
+        extremum, rule = _EXTREMA[name]
+        return _finish(instruction, limits, sources, lambda a, b: extremum(a, b, rule, select, mode, saturate), select)
     if name == "v_pk_fma_f16":
         return _finish(
             instruction,
@@ -109,7 +110,7 @@ def _mix_step(instruction: Instruction, limits: RegisterLimits, mode: FloatMode)
             raise UnimplementedInstruction("the high half of a constant in a mixed-precision fma")
         sources.append(_operand(instruction, f"src{i}", "f16" if is_half else "f32", limits))
     used = [_HALF_BITS[select.op_sel >> i & 1] if select.op_sel_hi >> i & 1 else ALL_BITS for i in range(3)]
-    fields = {
+    fields: dict[str, Any] = {
         "op_sel": select.op_sel,
         "op_sel_hi": select.op_sel_hi,
         "neg": select.neg_lo,
@@ -143,8 +144,8 @@ def _dot_step(instruction: Instruction, limits: RegisterLimits) -> Step:
         return _finish(instruction, limits, sources, lambda a, b, c: function(a, b, c, select, saturate))
     sources = [_operand(instruction, f"src{i}", "u32", limits) for i in range(3)]
     if name in _SIGNED_DOTS:
-        function = _SIGNED_DOTS[name]
-        compute = lambda a, b, c: function(a, b, c, select.neg_lo, saturate)  # noqa: E731
+        signed = _SIGNED_DOTS[name]
+        compute = lambda a, b, c: signed(a, b, c, select.neg_lo, saturate)  # noqa: E731
     elif name in _UNSIGNED_DOTS and not select.neg_lo:
         unsigned = _UNSIGNED_DOTS[name]
         compute = lambda a, b, c: unsigned(a, b, c, saturate)  # noqa: E731
@@ -238,7 +239,7 @@ def _wmma_step(instruction: Instruction, limits: RegisterLimits) -> Step:
         limits.check_vector(instruction["src2"], counts[2])
     else:
         constant = _accumulator_constant(instruction, "b32" if result_kind == "i32" else result_kind, gfx11)
-    options = {
+    options: dict[str, Any] = {
         "neg": tuple(neg >> i & 1 for i in range(3)),
         "neg_hi": tuple(neg_hi >> i & 1 for i in range(3)),
         "clamp": bool(instruction["clmp"]),

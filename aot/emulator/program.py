@@ -128,8 +128,11 @@ class Program:
 
     def _compile_block(self, start: int, mode: int) -> Block:
         float_mode = FloatMode.from_register(mode)
-        steps, step_instructions, instructions = [], [], []
+        steps: list[Step] = []
+        step_instructions: list[Instruction] = []
+        instructions: list[Instruction] = []
         address, lane_only = start, True
+        leave: Exit | None
         while True:
             if address != start and address in self.leaders:
                 leave = Exit("fall", None, address)
@@ -263,7 +266,8 @@ def _set_register(instruction: Instruction, mode: int) -> Exit:
 
 
 def _scc(st: Waves) -> np.ndarray:
-    if st.shadow[SCC] is not None and st.shadow[SCC].any():
+    shadow = st.shadow[SCC]
+    if shadow is not None and shadow.any():
         raise UninitialisedRead("the branch depends on a register that was never written")
     return st.scc
 
@@ -353,9 +357,10 @@ def classify(instruction: Instruction) -> str:
     return "salu" if form.startswith("SOP") else "valu"
 
 
-def tally(blocks: list[Block], runs: list[int]) -> tuple[Counter, Counter]:
+def tally(blocks: list[Block], runs: list[int]) -> tuple[Counter[str], Counter[str]]:
     """Wave-instructions by class and by mnemonic, from how many waves ran each block."""
-    classes, mnemonics = Counter(), Counter()
+    classes: Counter[str] = Counter()
+    mnemonics: Counter[str] = Counter()
     for block, count in zip(blocks, runs, strict=False):
         if count:
             for instruction in block.instructions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from . import float_formats as ff
 from .decode import Instruction
 from .errors import UnimplementedInstruction, UninitialisedRead
 from .float_formats import FloatMode
-from .operands import BITS, RegisterLimits, source
+from .operands import BITS, Reader, RegisterLimits, source
 from .vector_ops import (
     _all_if_any,
     _and_poison,
@@ -55,9 +56,7 @@ class ScalarOp:
 OPS: dict[str, ScalarOp] = {}
 
 
-def _op(
-    names: str, result: str | None, sources: str, compute: Callable, scc: str | None = None, **more: object
-) -> None:
+def _op(names: str, result: str | None, sources: str, compute: Callable, scc: str | None = None, **more: Any) -> None:
     for name in names.split():
         OPS[name] = ScalarOp(result, tuple(sources.split()), compute, scc, **more)
 
@@ -264,7 +263,7 @@ _op("s_absdiff_i32", "i32", "i32 i32", lambda a, b: np.abs(_wide(a) - b).astype(
 
 # -- comparisons -----------------------------------------------------------------------------------------
 
-_TESTS = {
+_TESTS: dict[str, Callable] = {
     "eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal,
     "lt": np.less, "le": np.less_equal,
 }  # fmt: skip
@@ -305,7 +304,7 @@ _moded("s_min_f32", "f32", "f32 f32", lambda a, b, mode: ff.minimum(a, b, ff.GFX
 _moded("s_max_f32", "f32", "f32 f32", lambda a, b, mode: ff.maximum(a, b, ff.GFX11, mode))
 for _name, _round in {"ceil": cv.ceil, "floor": cv.floor, "trunc": cv.trunc, "rndne": cv.rndne}.items():
     _moded(f"s_{_name}_f32", "f32", "f32", _round)
-_FLOAT_TESTS = {
+_FLOAT_TESTS: dict[str, Callable] = {
     "lt": lambda a, b: a < b,
     "eq": lambda a, b: a == b,
     "le": lambda a, b: a <= b,
@@ -339,8 +338,6 @@ def compile_scalar(instruction: Instruction, limits: RegisterLimits, mode: Float
         raise UnimplementedInstruction("no semantics for this instruction")
     readers, registers, poisons = [], [], []
     codes = [instruction[f] for f in ("ssrc0", "ssrc1") if f in instruction.fields]
-    if instruction.format == "SOPK":
-        codes = [None]
     d = instruction.get("sdst", NULL)
     takes = iter(codes)
     for kind in op.sources:
@@ -357,12 +354,12 @@ def compile_scalar(instruction: Instruction, limits: RegisterLimits, mode: Float
             poisons.append(lambda st: st.shadow[d])
         elif kind == "k":
             constant = np.array(instruction["literal"], U32)
-            readers.append(lambda st, value=constant: value)
+            readers.append(_constant(constant))
             poisons.append(lambda st: None)
         elif instruction.format == "SOPK":
             k = instruction["simm16"]
             constant = np.array(k, U32) if kind == "k16" else np.array(k - 0x10000 if k & 0x8000 else k, I32)
-            readers.append(lambda st, value=constant: value)
+            readers.append(_constant(constant))
             poisons.append(lambda st: None)
         else:
             s = source(next(takes), kind, instruction, limits, scalar=True)
@@ -372,6 +369,10 @@ def compile_scalar(instruction: Instruction, limits: RegisterLimits, mode: Float
     if op.moded:
         readers.append(lambda st: mode)
     return _step(instruction, op, d, readers, tuple(registers), poisons)
+
+
+def _constant(value: np.ndarray) -> Reader:
+    return lambda st: value
 
 
 def _step(instruction, op: ScalarOp, d: int, readers, registers, poisons) -> Callable[[Waves], None]:

@@ -100,7 +100,6 @@ class Batch:
         self.budget -= len(block.instructions) * st.count
         if self.budget < 0:
             raise RunawayError("the launch executed more instructions than allowed: an endless loop?")
-        step = None
         try:
             for step in block.steps:
                 step(st)
@@ -132,6 +131,7 @@ class Batch:
                 return self._computed(leave, st)
             if leave.kind in ("barrier", "signal", "wait"):
                 return self._barrier(leave, st)
+            assert leave.taken is not None, f"{leave.kind} without a function"
             leave.taken(st)
         except EmulatorError as error:
             if leave.instruction is not None:
@@ -142,6 +142,7 @@ class Batch:
         raise AssertionError(f"unknown exit {leave.kind}")
 
     def _branch(self, leave: Exit, st: Waves) -> bool:
+        assert leave.taken is not None, f"{leave.kind} without a function"
         taken = leave.taken(st)
         if taken.all():
             st.pc = leave.target
@@ -174,6 +175,7 @@ class Batch:
             self.ready.append(part)
 
     def _computed(self, leave: Exit, st: Waves) -> bool:
+        assert leave.taken is not None, f"{leave.kind} without a function"
         addresses = leave.taken(st).astype(np.int64) - self.machine.image_base
         targets = np.unique(addresses)
         if targets.size == 1:
@@ -245,5 +247,6 @@ class Batch:
 
     def _located(self, message: str, group: Waves) -> BarrierError:
         error = BarrierError(message, block=int(group.block[0]), wave=int(group.wave[0]))
+        assert group.barrier is not None, "only a group at a barrier is parked"
         error.locate(self.kernel, group.barrier.address, str(group.barrier))
         return error

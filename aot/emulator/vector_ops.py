@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -45,12 +46,12 @@ class VectorOp:
 OPS: dict[str, VectorOp] = {}
 
 
-def _op(names: str, result: str, sources: str, compute: Callable, **more: object) -> None:
+def _op(names: str, result: str, sources: str, compute: Callable, **more: Any) -> None:
     for name in names.split():
         OPS[name] = VectorOp(result, tuple(sources.split()), compute, **more)
 
 
-def _moded(names: str, result: str, sources: str, compute: Callable, **more: object) -> None:
+def _moded(names: str, result: str, sources: str, compute: Callable, **more: Any) -> None:
     _op(names, result, sources, compute, moded=True, **more)
 
 
@@ -333,6 +334,7 @@ def leading_sign_bits(x):
     return np.where(magnitude == 0, I32(-1), I32(32) - bit_length(magnitude))
 
 
+_BELOW = (U32(1) << np.arange(32, dtype=U32)) - U32(1)  # bits of the lanes below each lane
 _op("v_bfrev_b32", "b32", "b32", _bit_reverse, poison=lambda v, u: _bit_reverse(u[0]))
 _op("v_clz_i32_u32", "i32", "u32", leading_zeros)
 _op("v_ctz_i32_b32", "i32", "u32", trailing_zeros)
@@ -345,7 +347,6 @@ _op(
     "u32 u32",
     lambda a, b: np.broadcast_to(b, np.broadcast_shapes(np.shape(a), np.shape(b))),
 )
-_BELOW = (U32(1) << np.arange(32, dtype=U32)) - U32(1)  # bits of the lanes below each lane
 
 # -- integers --------------------------------------------------------------------------------------------
 
@@ -652,12 +653,12 @@ _moded(
 
 # -- comparisons -----------------------------------------------------------------------------------------
 
-_INTEGER_TESTS = {
+_INTEGER_TESTS: dict[str, Callable] = {
     "lt": np.less, "eq": np.equal, "le": np.less_equal, "gt": np.greater,
     "ne": np.not_equal, "lg": np.not_equal,
     "ge": np.greater_equal,
 }  # fmt: skip
-_FLOAT_TESTS = {
+_FLOAT_TESTS: dict[str, Callable] = {
     **{name: test for name, test in _INTEGER_TESTS.items() if name not in ("ne", "lg")},
     "lg": lambda a, b: (a < b) | (a > b),
     "o": lambda a, b: (a == a) & (b == b),

@@ -19,6 +19,7 @@ import numpy as np
 from .errors import UninitialisedRead
 
 if TYPE_CHECKING:
+    from .decode import Instruction
     from .machine import Machine
 
 LANES = 32
@@ -59,7 +60,7 @@ class Waves:
         self.block, self.wave = block, wave
         self.pc, self.mode = pc, mode
         self.rank = 0  # place in a serial schedule
-        self.barrier = None  # address of the barrier that the group waits at
+        self.barrier: Instruction | None = None  # that the group waits at
         self.vgpr = np.empty((vgprs, count, LANES), np.uint32)
         self.sgpr = np.empty((SCALARS, count), np.uint32)
         self.scc = np.zeros(count, bool)
