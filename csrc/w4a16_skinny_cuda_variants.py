@@ -21,8 +21,9 @@ SPANS = {
     32: "group_size % 32 == 0 and K < 1048576",
 }
 
-# K % 8: rows of x are copied in pieces of 16 bytes. Alignment: of those pieces and of the loads of weights.
-CONDITIONS = ("K % 8 == 0", "alignment % 16 == 0")
+# K % 32: weights are read 16 bytes, 32 values, at a time, and nothing needs to lie behind the last row. Alignment: of
+# those pieces, and of the ones that x is copied in.
+CONDITIONS = ("K % 32 == 0", "alignment % 16 == 0")
 
 # Roundings to the activation dtype that a product passes: the output's, and q - z with real zero points.
 ROUNDINGS = {False: 1, True: 2}

@@ -48,11 +48,14 @@ def dpp16(
 ) -> Moved:
     """Fetch operand 0 of a DPP16 instruction.
 
-    Parameters ---------- source : uint32 [waves, 32], the register named by src0 exec_mask : bool [waves, 32]
-    dpp_ctrl : 9 bits: quad_perm, row_shl, row_shr, row_ror, row_mirror, row_half_mirror, row_share or
-    row_xmask row_mask, bank_mask : a clear bit stops writes to that row of 16 lanes, or to that four of each
-    row bound_ctrl : a lane without a source reads 0; otherwise it is not written fetch_inactive : a lane that
-    is off is a source like any other; otherwise it counts as none
+    Parameters
+    ----------
+    source : uint32 [waves, 32], the register named by src0
+    exec_mask : bool [waves, 32]
+    dpp_ctrl : 9 bits: quad_perm, row_shl, row_shr, row_ror, row_mirror, row_half_mirror, row_share or row_xmask
+    row_mask, bank_mask : a clear bit stops writes to that row of 16 lanes, or to that four of each row
+    bound_ctrl : a lane without a source reads 0; otherwise it is not written
+    fetch_inactive : a lane that is off is a source like any other; otherwise it counts as none
 
     Raises
     ------

@@ -62,11 +62,13 @@ def wmma_gfx11(
 ) -> np.ndarray:
     """Execute a gfx11 WMMA.
 
-    Parameters ---------- kind : "f32_f16", "f32_bf16", "f16_f16", "bf16_bf16", "i32_iu8" or "i32_iu4", as in
-    the mnemonic a, b : uint32 [8, 4 or 2, waves, 32] c : uint32 [8, waves, 32] neg, neg_hi : the modifier
-    bits of A, B and C. Floating point: neg[0:2] negates the even k of A and B, neg_hi[0:2]
-        the odd ones; neg_hi[2] takes |C|, then neg[2] negates it. Integer: neg[0] and neg[1] make A and B
-        signed.
+    Parameters
+    ----------
+    kind : "f32_f16", "f32_bf16", "f16_f16", "bf16_bf16", "i32_iu8" or "i32_iu4", as in the mnemonic
+    a, b : uint32 [8, 4 or 2, waves, 32]
+    c : uint32 [8, waves, 32]
+    neg, neg_hi : the modifier bits of A, B and C. Floating point: neg[0:2] negates the even k of A and B, neg_hi[0:2]
+        the odd ones; neg_hi[2] takes |C|, then neg[2] negates it. Integer: neg[0] and neg[1] make A and B signed.
     clamp : integer only: saturate to int32 instead of wrapping
     high : op_sel[2]: a 16-bit C and D are in the high halves
     old : uint32 [8, waves, 32], D before the instruction; needed for a 16-bit D, whose other halves stay
