@@ -332,7 +332,7 @@ def test_weight_on_the_host(fake_device):
     with pytest.raises(DeviceMismatchError, match="x must be on cpu, the device of weight, got fake:0"):
         gristmill.linear(on_device(zeros(3, 72)), fake_driver.random_weight(24, 72, 32))
     with pytest.raises(
-        DeviceMismatchError, match=r"weight must be on a device, got arrays on cpu; see gristmill\.to_device"
+        DeviceMismatchError, match=r"weight must be on a device, got arrays on cpu; see gristmill\.to_torch"
     ):
         preload(fake_driver.random_weight(24, 72, 32))
 

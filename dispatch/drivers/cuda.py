@@ -103,7 +103,7 @@ class CudaDriver:
                         function.handle, *grid, *block, shared_bytes, stream, arguments.address, 0
                     )
             words = _text(cuda, status) if status else ""
-        except ValueError as error:  # a code that is newer than cuda-python
+        except (ValueError, KeyError) as error:  # a code that is newer than cuda-python
             words = str(error)
         if words:
             where = f"symbol {function.symbol}, {self._where(ordinal)}, grid {grid}, block {block}, "
@@ -248,7 +248,7 @@ class CudaDriver:
         cuda = self._load()
         try:
             result = getattr(cuda, name)(*arguments)
-        except ValueError as error:  # a code that these bindings have no name for
+        except (ValueError, KeyError) as error:  # a code that these bindings have no name for
             raise DriverError(f"{name} failed: {error}{f' [{where}]' if where else ''}") from error
         status = result[0]
         if not status:
