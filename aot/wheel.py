@@ -175,6 +175,7 @@ def _build(
     """Stage `files` (path -> place in the project) and `texts`, build the wheel and move it into `out`."""
     require(WHEEL_PACKAGES, "making wheels")
     out.mkdir(parents=True, exist_ok=True)
+    out = out.resolve()  # the backend runs in a folder of its own
     with tempfile.TemporaryDirectory(prefix=".wheel-", dir=out) as temporary:
         project, made = Path(temporary) / "project", Path(temporary) / "made"
         for path, place in files.items():

@@ -78,6 +78,13 @@ def test_pack_wheel_is_the_pack_and_nothing_else(made, tiny_packs):
     assert packed == {name: path.read_bytes() for name, path in files.items()}
 
 
+def test_wheel_goes_into_a_relative_folder(pack, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wheel = pack_wheel(pack, Path("dist"), "licence")
+    assert wheel.path.is_file()
+    assert wheel.path.parent == tmp_path / "dist"
+
+
 def test_pack_wheel_metadata(made):
     found = metadata(made / f"gristmill_sm90-{VERSION}-py3-none-any.whl")
     assert found["Name"] == "gristmill-sm90"
