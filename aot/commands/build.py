@@ -51,8 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = round(built - start, 1)
     verify_seconds = round(time.monotonic() - built, 1)
     for report in reports:
-        for name, spilled_bytes in report.spilled.items():
-            progress(f"{report.arch}: {name} spills registers: {spilled_bytes} bytes of memory per thread")
+        if report.spilled:
+            worst = max(report.spilled, key=lambda name: report.spilled[name])
+            progress(
+                f"{report.arch}: {len(report.spilled)} entries keep registers in memory, the most {worst}: "
+                f"{report.spilled[worst]} bytes a thread"
+            )
     if arguments.json:
         packs = [
             {**asdict(report), "folder": str(report.folder), "unverified": found.unverified}

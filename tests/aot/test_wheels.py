@@ -19,7 +19,8 @@ from gristmill.aot.errors import ObjectError, WheelError
 from gristmill.aot.wheel import core_folders, core_wheel, find_license, pack_wheel, source_tree
 from gristmill.cli import main
 from gristmill.errors import PackError
-from gristmill.verified import dump_records, read_records
+from gristmill.packs import Pack
+from gristmill.verified import Record, dump_records, read_records
 
 VERSION = gristmill.__version__
 
@@ -32,6 +33,17 @@ def copy_source(source: Path, target: Path) -> Path:
     for folder in core_folders(source):
         shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
     return target
+
+
+@pytest.fixture(scope="module")
+def tiny_packs(tiny_packs, tmp_path_factory) -> Path:
+    """The packs of the small rows, with records as if each entry had run."""
+    folder = Path(shutil.copytree(tiny_packs, tmp_path_factory.mktemp("verified") / "packs"))
+    for manifest in folder.glob("*/manifest.json"):
+        entries = Pack.open(manifest.parent).manifest.entries
+        records = {name: Record(entry.object, "a test", "silicon", 1, 0.5) for name, entry in entries.items()}
+        (manifest.parent / "verified.json").write_bytes(dump_records(records))
+    return folder
 
 
 @pytest.fixture(scope="module")
