@@ -29,3 +29,13 @@ def test_every_command_that_a_page_names_exists(page):
     for line in "\n".join(blocks).splitlines():
         if line.startswith("gristmill "):
             assert line.split()[1] in commands, line
+
+
+def test_the_readmes_example_runs():
+    torch = pytest.importorskip("torch")
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names: dict = {}
+    exec(example.replace('"cuda"', '"cpu"'), names)
+    assert names["y"].shape == (5, 4096)
+    assert names["y"].dtype == torch.float16
+    assert torch.isfinite(names["y"]).all()
