@@ -5,7 +5,8 @@
 // block 32 * WARPS_N * WARPS_K threads; shared memory, dynamic, in bytes:
 //   256 * ceil(ceil(K / 128) / CLUSTER) * (TOKENS == 8 ? min(M, 8) : TOKENS)            the activations of one slice of K
 //   + 4 * CLUSTER * WARPS_K * TOKENS * (ROWS / CLUSTER + 4)                             the sums of all warps
-// Needs K % 8 == 0, 16-byte aligned x and Q, and groups that a span of SPAN k never straddles.
+// Needs K % 32 == 0, so that no 16-byte load of weights passes the end of a row, 16-byte aligned x and Q, and groups that
+// a span of SPAN k never straddles.
 //
 // Weights are operand A of mma.m16n8k16 and tokens operand B: 16 output features are as many as one mma takes, 8 tokens
 // as few. The order of k inside a sum is free as long as both operands agree, and k8x lets a lane feed itself: its
