@@ -159,10 +159,12 @@ def find_license(source: Path | None) -> str:
     """The text of the licence: from the source tree, else from the installed distribution."""
     if source is not None and (source / "LICENSE").is_file():
         return (source / "LICENSE").read_text(encoding="utf-8")
-    text = importlib.metadata.distribution("gristmill").read_text("licenses/LICENSE")
-    if text is None:
-        raise WheelError("no LICENSE to put into the wheels; name the source tree by --source")
-    return text
+    # More than one may be found: setuptools leaves its own, without the licence, beside a tree that it builds from.
+    for distribution in importlib.metadata.distributions(name="gristmill"):
+        text = distribution.read_text("licenses/LICENSE")
+        if text is not None:
+            return text
+    raise WheelError("no LICENSE to put into the wheels; name the source tree by --source")
 
 
 def _build(
