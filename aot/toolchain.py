@@ -12,7 +12,13 @@ from pathlib import Path
 from gristmill.aot.errors import ToolchainError
 
 # Module that the build imports or runs -> the package that has it.
-BUILD_PACKAGES = {"triton": "triton", "ninja": "ninja", "elftools": "pyelftools", "msgpack": "msgpack"}
+BUILD_PACKAGES = {
+    "triton": "triton",
+    "ninja": "ninja",
+    "elftools": "pyelftools",
+    "msgpack": "msgpack",
+    "tinygrad": "tinygrad",
+}
 WHEEL_PACKAGES = {"build": "build", "setuptools": "setuptools"}
 
 INSTALL = "pip install 'gristmill[build]'"

@@ -1,4 +1,4 @@
-"""From a checkout to real layers of a real model through prebuilt kernels; needs Python 3.10 or newer and pip, no GPU.
+"""From a checkout to real layers of a real model through prebuilt kernels; needs Python 3.11 or newer, no GPU.
 
     python3 build_scripts/quickstart.py
 
@@ -21,7 +21,7 @@ DRIVER_LIBRARIES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
 def main() -> None:
     step("build environment: .venv, with Triton for both vendors and clang for HIP from PyPI (a few minutes once)")
     builder = Environment(SOURCE / ".venv")
-    builder.install("--editable", f"{SOURCE}[build,emulator,gguf]")
+    builder.install("--editable", f"{SOURCE}[build]")
 
     step(f"packs for {ARCHS}: build/packs (minutes the first time, seconds from the cache)")
     builder.gristmill("build", "--arch", ARCHS, "--out", PACKS)
