@@ -18,7 +18,7 @@ from gristmill.checkpoints.gguf import GgufCheckpoint
 from gristmill.cli import print_json, progress
 from gristmill.commands.options import dtype_list, positive
 from gristmill.drivers import get_driver
-from gristmill.drivers.default import first_device
+from gristmill.drivers.default import HARDWARE, first_device
 from gristmill.errors import ArgumentError
 from gristmill.problem import DTYPES
 
@@ -90,7 +90,8 @@ def _print(document: dict[str, Any], rows: list[CheckRow], failed: list[CheckRow
     groups: dict[Any, list[CheckRow]] = defaultdict(list)
     for row in rows:
         groups[row.dtype, row.K, row.N, row.M, row.entry].append(row)
-    print(f"{'dtype':9} {'K':>6} {'N':>6} {'M':>4} {'layers':>6} {'error/bound':>11} {'median us':>10}  entry")
+    column = "median us" if Device.parse(document["device"]).driver in HARDWARE else "on host us"
+    print(f"{'dtype':9} {'K':>6} {'N':>6} {'M':>4} {'layers':>6} {'error/bound':>11} {column:>10}  entry")
     for (dtype, K, N, M, entry), members in groups.items():
         worst = max(row.error_over_bound for row in members)
         time_us = median(row.time_us for row in members)

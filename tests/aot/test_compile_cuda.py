@@ -111,7 +111,7 @@ def test_rows_are_consistent(arch):
     device = NOMINAL_DEVICES[arch]
     for rule in rows.policy(arch):
         assert set(rule.variants) <= set(variants)
-        assert Formula(rule.when).names <= {"M", "N", "K", "multiprocessor_count"}
+        assert Formula(rule.when).names <= {"M", "N", "K", "group_size", "multiprocessor_count"}
         assert rule.origin
     for row in variants.values():
         for text in (*row.conditions, *row.grid, row.dynamic_shared_bytes):
