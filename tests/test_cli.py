@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gristmill import packs
 from gristmill.cli import main
+from gristmill.verified import Record, dump_records
 from sample_pack import entry, manifest, write_pack
 
 WHY = ["why", "--arch", "gfx1151", "--M", "5", "--N", "64", "--K", "128", "--group-size", "64"]
@@ -72,7 +73,33 @@ def test_list_shows_entries_with_needs_and_resources(capsys):
     assert first["resources"]["registers"] == 64
     assert first["verified"] is None
     assert main(["list", "--resources"]) == 0
-    assert "registers 64" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "registers 64" in text
+    assert "verified: no record of a run" in text
+
+
+def test_list_says_on_what_an_entry_was_run(capsys, tmp_path):
+    record = Record(entry()["object"], "emulated gfx1151", "emulation", 9, 0.5)
+    (tmp_path / "gfx1151" / "verified.json").write_bytes(dump_records({entry()["name"]: record}))
+    assert main(["list"]) == 0
+    assert "verified: emulation on emulated gfx1151, 9 cases" in capsys.readouterr().out
+    code, answer = run_json(capsys, "list")
+    assert code == 0
+    assert answer["entries"][0]["verified"]["worst_error_over_bound"] == 0.5
+
+
+@pytest.mark.parametrize("wrong", [b"[", b"{}", b'{"entries": {"x": {"object": 1}}}', b'{"entries": 3}'])
+def test_damaged_records_are_a_typed_error(capsys, tmp_path, wrong):
+    (tmp_path / "gfx1151" / "verified.json").write_bytes(wrong)
+    code, answer = run_json(capsys, "list")
+    assert code == 1
+    assert answer["error"]["class"] == "ManifestError"
+
+
+def test_record_of_a_failed_run_is_no_record(capsys, tmp_path):
+    record = Record(entry()["object"], "emulated gfx1151", "emulation", 9, 1.5)
+    (tmp_path / "gfx1151" / "verified.json").write_bytes(dump_records({entry()["name"]: record}))
+    assert run_json(capsys, "list")[0] == 1
 
 
 def test_cover_proves_each_layer_and_says_what_it_left_out(capsys, model):

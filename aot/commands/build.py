@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print_table(reports, seconds)
         _print_verification(verifications, verify_seconds)
+        print(f"to use these packs: export GRISTMILL_PACK_PATH={arguments.out.resolve()}")
     return 0
 
 

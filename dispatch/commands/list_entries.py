@@ -51,6 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
         conditions = " and ".join(f"({text})" for text in needs["conditions"])
         zero_points = "with zero points" if needs["zero_points"] else "without zero points"
         print(f"{row['arch']} {row['name']}: {needs['dtype']} {zero_points}{' if ' + conditions if conditions else ''}")
+        record = row["verified"]
+        proof = f"{record['how']} on {record['on']}, {record['cases']} cases" if record else "no record of a run"
+        print(f"    verified: {proof}")
         if arguments.resources:
             print("    " + ", ".join(f"{name} {value}" for name, value in row["resources"].items()))
     if not rows:
