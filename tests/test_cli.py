@@ -156,3 +156,24 @@ def test_dispatch_commands_import_neither_triton_nor_aot(monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name)
     main(WHY)
     assert not [name for name in sys.modules if name.split(".")[0] == "triton" or name.startswith("gristmill.aot")]
+
+
+def test_driver_whose_package_is_missing_names_the_extra(monkeypatch):
+    from gristmill import drivers
+    from gristmill.errors import NoDriverError
+
+    monkeypatch.setitem(sys.modules, "gristmill.aot.emulator.driver", None)
+    monkeypatch.delitem(drivers._drivers, "emulated", raising=False)
+    with pytest.raises(
+        NoDriverError, match=r"driver 'emulated' needs is missing .*pip install 'gristmill\[emulator\]'"
+    ):
+        drivers.get_driver("emulated")
+
+
+def test_doctor_does_not_count_emulated_devices(capsys):
+    code, answer = run_json(capsys, "doctor")
+    emulated = next(row for row in answer["drivers"] if row["driver"] == "emulated")
+    assert emulated["problem"] is None
+    assert [device["arch"] for device in emulated["devices"]] == ["gfx1151", "gfx1201"]
+    assert answer["can_run"] == any(row["devices"] for row in answer["drivers"] if row["driver"] in ("cuda", "hip"))
+    assert code == (0 if answer["can_run"] else 1)

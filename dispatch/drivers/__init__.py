@@ -46,7 +46,9 @@ def get_driver(name: str) -> Driver:
                 module = importlib.import_module(BUILT_IN.get(name) or _module_of(name))
             except ImportError as error:
                 extra = EXTRAS.get(name, name)
-                raise NoDriverError(f"driver {name!r}: {error}; run: pip install 'gristmill[{extra}]'") from None
+                raise NoDriverError(
+                    f"a package that driver {name!r} needs is missing ({error}); run: pip install 'gristmill[{extra}]'"
+                ) from None
             _drivers[name] = module.driver()
         return _drivers[name]
 
