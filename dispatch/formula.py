@@ -8,6 +8,7 @@ manifest can neither name anything but numbers nor run for long.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -23,6 +24,9 @@ def ceil_div(a: int, b: int) -> int:
 
 
 FUNCTIONS = {"ceil_div": ceil_div, "min": min, "max": max}
+
+# "2x", "1.5", "0x10": Python takes some of these, with a warning; none is a number of the language.
+_ODD_NUMBER = re.compile(r"\b\d\w*[A-Za-z_.]")
 
 _OPERATORS = (
     ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.Not, ast.And, ast.Or,
@@ -73,6 +77,9 @@ _GLOBALS = {"__builtins__": {}, **FUNCTIONS}
 def _compile(text: str):
     if not isinstance(text, str) or len(text) > MAX_LENGTH:
         raise FormulaError(f"a formula is a string of at most {MAX_LENGTH} characters, got {str(text)[:60]!r}")
+    odd = _ODD_NUMBER.search(text)
+    if odd:
+        raise FormulaError(f"formula {text!r}: {odd.group()!r} is not an integer")
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -43,6 +43,13 @@ def test_formula_refuses_what_is_not_its_language(text):
     assert formula({"M": 3}) in (3, -3)
 
 
+@pytest.mark.parametrize("text", ["2if M else N", "1_000", "0x10", "3j", "1.", "7or M", "M + 5and N"])
+@pytest.mark.filterwarnings("error")
+def test_odd_number_is_refused_without_a_warning(text):
+    with pytest.raises(FormulaError, match="is not an integer"):
+        Formula(text)
+
+
 @pytest.mark.parametrize(
     ("text", "values"), [("M // N", {"M": 1, "N": 0}), ("M % N", {"M": 1, "N": 0}), ("M + N", {"M": 1})]
 )
