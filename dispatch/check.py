@@ -12,9 +12,10 @@ from gristmill.checkpoints.affine import AffineWeight
 from gristmill.drivers import get_driver
 from gristmill.drivers.default import HARDWARE
 from gristmill.drivers.protocol import Driver
-from gristmill.gemm import linear
+from gristmill.gemm import run
 from gristmill.packed_weight import NUMPY_DTYPES, PackedWeight, dequantize
-from gristmill.prepared import prepare
+from gristmill.placement import to_device
+from gristmill.prepared import Choice, prepare
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 
 # Elements around the output that no kernel may touch.
@@ -108,7 +109,7 @@ def _reference_call(packed: PackedWeight) -> Callable[[np.ndarray], Answer]:
 
 def _device_call(packed: PackedWeight, device: Device) -> Callable[[np.ndarray], Answer]:
     """The packed weight on `device`, through select, loader and launch as for any caller."""
-    weight = packed.map(lambda array: _upload(array, device))
+    weight = to_device(packed, device)
     prepared = prepare(weight)
     driver = get_driver(device.driver)
 
@@ -118,21 +119,22 @@ def _device_call(packed: PackedWeight, device: Device) -> Callable[[np.ndarray],
         memory = DeviceArray.empty(device, (M * N + 2 * GUARD,), weight.dtype)
         memory.fill_bytes(POISON)
         out = memory.part(GUARD, (M, N))
-        entry = prepared.choose(M, x_device.address | out.address | 2 * x.shape[1] | 2 * N | prepared.low_bits, 0)
-        start = driver.record_event(device.ordinal, 0)
-        linear(x_device, weight, out=out)
-        stop = driver.record_event(device.ordinal, 0)
-        time_us = driver.elapsed_us(device.ordinal, start, stop)
+
+        def launch() -> Choice | None:
+            return run(x_device.view(), out.view(), weight, prepared, 0)
+
+        time_us, choice = _time_us(driver, device, launch, 1)
         everything = memory.to_numpy()
         if device.driver in HARDWARE:
-            time_us = _time_us(driver, device, lambda: linear(x_device, weight, out=out))
+            time_us, _ = _time_us(driver, device, launch, TIMED_CALLS)
         guards = np.concatenate((everything[:GUARD], everything[GUARD + M * N :])).view(np.uint8)
-        kernel = entry.kernel.entry
+        assert choice is not None, "M is at least 1"
+        entry = choice.kernel.entry
         return Answer(
             out=everything[GUARD : GUARD + M * N].reshape(M, N),
-            entry=kernel.name,
-            roundings=kernel.roundings,
-            weights_in_dtype=kernel.weights_in_dtype,
+            entry=entry.name,
+            roundings=entry.roundings,
+            weights_in_dtype=entry.weights_in_dtype,
             guard_intact=bool((guards == POISON).all()),
             time_us=time_us,
         )
@@ -140,16 +142,13 @@ def _device_call(packed: PackedWeight, device: Device) -> Callable[[np.ndarray],
     return call
 
 
-def _time_us(driver: Driver, device: Device, call: Callable[[], object]) -> float:
-    """Time per call when many follow each other: of the kernel, or of the host where that takes longer."""
+def _time_us(
+    driver: Driver, device: Device, launch: Callable[[], Choice | None], calls: int
+) -> tuple[float, Choice | None]:
+    """Time per call when `calls` follow each other, of the kernel or of the host where that takes longer; and what
+    was launched."""
     start = driver.record_event(device.ordinal, 0)
-    for _ in range(TIMED_CALLS):
-        call()
+    for _ in range(calls):
+        choice = launch()
     stop = driver.record_event(device.ordinal, 0)
-    return driver.elapsed_us(device.ordinal, start, stop) / TIMED_CALLS
-
-
-def _upload(array: np.ndarray, device: Device) -> DeviceArray:
-    """Upload with the rows' padding kept, which the layout relies on for alignment."""
-    row_stride = array.strides[0] // array.itemsize if array.ndim == 2 and len(array) > 1 else None
-    return DeviceArray.from_numpy(array, device, row_stride=row_stride)
+    return driver.elapsed_us(device.ordinal, start, stop) / calls, choice

@@ -8,7 +8,7 @@ from typing import Any
 from gristmill.arrays import HOST, ArrayView, DeviceArray, numpy_dtype, view
 from gristmill.errors import ArgumentError, DeviceMismatchError, DTypeError, ShapeError, StrideError
 from gristmill.packed_weight import PackedWeight, dequantize
-from gristmill.prepared import PreparedWeight, device_of_weight, prepare
+from gristmill.prepared import Choice, PreparedWeight, device_of_weight, prepare
 from gristmill.reference import linear_float64
 
 _torch_linear: Callable[..., Any] | None = None
@@ -70,13 +70,13 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     return out
 
 
-def run(x: ArrayView, out: ArrayView, weight: PackedWeight, prepared: PreparedWeight, stream: int) -> None:
-    """Check `x` and `out` (2-D) against the weight and launch."""
+def run(x: ArrayView, out: ArrayView, weight: PackedWeight, prepared: PreparedWeight, stream: int) -> Choice | None:
+    """Check `x` and `out` (2-D) against the weight and launch; returns what was launched, None for M == 0."""
     check_x(x, weight)
     check_out(out, x, weight, prepared)
     M = x.shape[0]
     if M == 0:
-        return
+        return None
     x_row_stride = x.strides[0] if M > 1 else prepared.single_row_stride
     out_row_stride = out.strides[0] if M > 1 else prepared.single_out_row_stride
     low_bits = x.address | out.address | (x_row_stride | out_row_stride) * x.item_bytes | prepared.low_bits
@@ -84,6 +84,7 @@ def run(x: ArrayView, out: ArrayView, weight: PackedWeight, prepared: PreparedWe
     if choice is None:
         choice = prepared.choose(M, low_bits, stream)
     prepared.launch(choice, M, x.address, x_row_stride, out.address, out_row_stride, stream)
+    return choice
 
 
 def check_devices(x: ArrayView, weight: PackedWeight) -> None:
