@@ -7,7 +7,6 @@ from types import ModuleType
 
 from gristmill.aot import compile_cuda, compile_hip, compile_triton
 from gristmill.aot.compile_triton import CompiledObject
-from gristmill.aot.cxx_sources import source_digests
 from gristmill.aot.errors import BuildError
 from gristmill.aot.targets import Target
 from gristmill.kernels.variant import CxxVariant, TritonVariant
@@ -32,11 +31,6 @@ def argument_layout(variant: Variant) -> tuple[Argument, ...]:
 def cxx_key_facts(variant: CxxVariant, target: Target) -> Mapping[str, object]:
     """All that a C++ variant's object depends on."""
     return _compiler(variant).key_facts(variant, target)
-
-
-def cxx_source_digests(variant: CxxVariant) -> Mapping[str, str]:
-    """sha256 of the variant's source and its headers, by path below csrc."""
-    return source_digests(variant)
 
 
 def dynamic_shared_bytes(variant: Variant, result: CompiledObject) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.aot.compile_triton import compile_options, recipe_digests
-from gristmill.aot.compilers import Variant, cxx_key_facts, cxx_source_digests
+from gristmill.aot.compilers import Variant, cxx_key_facts
+from gristmill.aot.cxx_sources import source_digests as cxx_source_digests
 from gristmill.aot.errors import BuildError
 from gristmill.aot.targets import Target
 from gristmill.aot.toolchain import triton_identity

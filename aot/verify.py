@@ -11,23 +11,27 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from gristmill import formula, launch, packed_weight, reference, select, selftest
+from gristmill.aot import amdgpu_code_object
 from gristmill.aot.amdgpu_code_object import CodeObject
 from gristmill.aot.emulator import driver as emulated
 from gristmill.aot.emulator.hazards import vopd_interlock_hazards
 from gristmill.aot.errors import BuildError
 from gristmill.arrays import Device
 from gristmill.drivers import get_driver
+from gristmill.errors import ManifestError
 from gristmill.loader import LoadedKernel
 from gristmill.manifest import Entry
 from gristmill.packs import Pack
-from gristmill.selftest import CaseResult, cases_for, run_case
-from gristmill.verified import Record, dump_records, read_records
+from gristmill.selftest import CaseResult, cases_for, record_of, run_case
+from gristmill.verified import Record, dump_records, read_records, records_of
 
 RECORDS = Path(__file__).parent / "records"
 
@@ -101,22 +105,16 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
     _refuse_hazards(entry, code)
     kernel = LoadedKernel(entry, driver.function(device.ordinal, module, entry.symbol, 0))
     cases = cases_for(entry, facts)
-    schedules = [emulated.DEFAULT_SCHEDULE] * len(cases)
     # The waves of a block run one after the other on the smallest case that has a second step along K.
     smallest = min(cases, key=lambda case: (case.K < 128, case.M * case.N * case.K))
+    runs = [(case, emulated.DEFAULT_SCHEDULE) for case in cases] + [(smallest, order) for order in SERIAL_SCHEDULES]
     results = []
-    for case, schedule in [*zip(cases, schedules, strict=True), *((smallest, order) for order in SERIAL_SCHEDULES)]:
+    for case, schedule in runs:
         driver.schedule = schedule
         # The inputs are fresh for each object and case, and the same when a failure is looked into.
         seed = int.from_bytes(hashlib.sha256(f"{entry.object} {case}".encode()).digest()[:8], "little")
         results.append(_run(kernel, device, facts, case, np.random.default_rng(seed)))
-    return Record(
-        object=entry.object,
-        on=facts.name,
-        how="emulation",
-        cases=len(results),
-        worst_error_over_bound=max(result.error_over_bound for result in results),
-    )
+    return record_of(entry, results, facts.name, "emulation")
 
 
 def _refuse_hazards(entry: Entry, code: bytes) -> None:
@@ -168,18 +166,14 @@ def _recorded(pack: Pack) -> dict[str, Record]:
     path = RECORDS / f"{pack.manifest.arch}.json"
     if not path.exists():
         return {}
-    entries = pack.manifest.entries
-    records = read_records(path.read_bytes(), str(path))
-    return {
-        name: record for name, record in records.items() if name in entries and entries[name].object == record.object
-    }
+    return records_of(pack.manifest.entries, read_records(path.read_bytes(), str(path)))
 
 
 def _cached(cache: Path, key: str, name: str) -> Record | None:
     path = cache / f"{key}.json"
     try:
         return read_records(path.read_bytes(), str(path)).get(name)
-    except (OSError, BuildError, ValueError):
+    except (OSError, ManifestError):  # not there, or damaged: the entry is run again
         return None
 
 
@@ -190,14 +184,11 @@ def _key(entry: Entry) -> str:
     return digest.hexdigest()
 
 
+@lru_cache
 def _machinery_digest() -> str:
-    """Digest of the emulator, of the cases and of the reference."""
-    import gristmill.packed_weight
-    import gristmill.reference
-    import gristmill.selftest
-
-    modules = (gristmill.packed_weight, gristmill.reference, gristmill.selftest)
-    files: Iterable[Path] = [
+    """Digest of the emulator, of the cases, of what lays out a launch, and of the reference."""
+    modules = (amdgpu_code_object, formula, launch, packed_weight, reference, select, selftest)
+    files = [
         *sorted(Path(emulated.__file__).parent.glob("*.py")),
         Path(__file__),
         *(Path(str(module.__file__)) for module in modules),

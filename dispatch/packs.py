@@ -12,7 +12,7 @@ from gristmill.device import PACKS_FOR_ARCH
 from gristmill.environment import pack_path
 from gristmill.errors import DamagedPackError, ManifestError, NoPackError
 from gristmill.manifest import Entry, Manifest
-from gristmill.verified import Record, read_records
+from gristmill.verified import Record, read_records, records_of
 
 NAMESPACE = "gristmill_packs"
 
@@ -56,13 +56,7 @@ class Pack:
         path = self.folder / "verified.json"
         if not path.exists():
             return {}
-        records = read_records(path.read_bytes(), str(path))
-        entries = self.manifest.entries
-        return {
-            name: record
-            for name, record in records.items()
-            if name in entries and record.object == entries[name].object
-        }
+        return records_of(self.manifest.entries, read_records(path.read_bytes(), str(path)))
 
 
 def distribution_name(arch: str) -> str:

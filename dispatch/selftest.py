@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,6 +24,7 @@ from gristmill.packed_weight import NUMPY_DTYPES, dequantize, pack
 from gristmill.problem import OP_W4A16_GEMM, Problem
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 from gristmill.select import launch_shape, unmet_needs
+from gristmill.verified import Record
 
 # Sizes around the tiles and words that kernels are made of, odd ones among them.
 ROWS = (1, 2, 3, 5, 6, 8, 9, 16, 17, 24, 32, 33, 65, 129, 257, 1025)
@@ -128,6 +129,17 @@ def run_case(
         case=case,
         error_over_bound=worst_error_over_bound(result, reference, bound),
         guard_intact=bool((everything.view(np.uint8) == POISON).all()),
+    )
+
+
+def record_of(entry: Entry, results: Sequence[CaseResult], on: str, how: str) -> Record:
+    """The record of an entry all of whose cases passed."""
+    return Record(
+        object=entry.object,
+        on=on,
+        how=how,
+        cases=len(results),
+        worst_error_over_bound=max(result.error_over_bound for result in results),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from gristmill.errors import ManifestError
+from gristmill.manifest import Entry
 
 # How an entry was run: its machine code on a device of its arch; its machine code in the emulator; its PTX, compiled by
 # the driver, on a device of another arch (which proves the logic, not the machine code).
@@ -43,6 +44,13 @@ def read_records(data: bytes, origin: str) -> dict[str, Record]:
         if record.how not in HOW or not record.worst_error_over_bound <= 1 or record.cases < 1:
             raise ManifestError(f"{origin}: {name}: not a record of a verification that passed")
     return records
+
+
+def records_of(entries: Mapping[str, Entry], records: Mapping[str, Record]) -> dict[str, Record]:
+    """The records that are of the very objects of `entries`."""
+    return {
+        name: record for name, record in records.items() if name in entries and entries[name].object == record.object
+    }
 
 
 def dump_records(records: Mapping[str, Record]) -> bytes:

@@ -62,11 +62,7 @@ def test_without_a_gpu_the_command_says_what_it_needs(monkeypatch):
     from gristmill.cli import main
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    try:
-        code = main(["bench", "--json"])
-    except SystemExit:
-        pytest.skip("the installed metadata is older than this command")
-    assert code != 0
+    assert main(["bench", "--json"]) != 0
 
 
 def test_cells_become_json():

@@ -12,8 +12,8 @@ from gristmill.arrays import Device
 from gristmill.cli import print_json, progress
 from gristmill.drivers.default import first_device
 from gristmill.loader import loader_for
-from gristmill.selftest import CaseResult, cases_for, run_case
-from gristmill.verified import Record, dump_records
+from gristmill.selftest import CaseResult, cases_for, record_of, run_case
+from gristmill.verified import dump_records
 
 HELP = "run every kernel of the device's pack on the device and compare with the float64 reference"
 
@@ -41,13 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     failed = {name: rows for name, rows in failed.items() if rows}
     how = "emulation" if device.driver == "emulated" else "silicon"
     records = {
-        name: Record(
-            object=loader.pack.manifest.entries[name].object,
-            on=loader.facts.name,
-            how=how,
-            cases=len(rows),
-            worst_error_over_bound=max(row.error_over_bound for row in rows),
-        )
+        name: record_of(loader.pack.manifest.entries[name], rows, loader.facts.name, how)
         for name, rows in results.items()
         if name not in failed
     }
