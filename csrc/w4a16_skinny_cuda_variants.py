@@ -13,8 +13,8 @@ SOURCE = "csrc/cuda/w4a16_skinny.cu"
 DTYPE_SUFFIX = {"float16": "fp16", "bfloat16": "bf16"}
 KINDS = tuple((dtype, zero_points) for dtype in DTYPE_SUFFIX for zero_points in (False, True))
 
-# k of which all lanes of a row share one group -> the group sizes it is right for. With 128 the kernel finds
-# the group by a shift; with 64 and 32 by a multiplication that is exact below K = 2^20.
+# k in one group for sure -> the group sizes that a span of it is right for. With 128 the kernel finds the group by a
+# shift; with 64 and 32 by a multiplication that is exact below K = 2^20.
 SPANS = {
     128: "group_size >= K or (group_size % 128 == 0 and 4096 % group_size == 0)",
     64: "group_size % 64 == 0 and K < 1048576",
@@ -22,14 +22,10 @@ SPANS = {
 }
 
 # K % 32: weights are read 16 bytes, 32 values, at a time, and nothing needs to lie behind the last row. Alignment: of
-# those pieces, and of the ones that x is copied in.
+# those pieces, and of the ones that x is read in.
 CONDITIONS = ("K % 32 == 0", "alignment % 16 == 0")
 
-# Roundings to the activation dtype that a product passes: the output's, and q - z with real zero points.
-ROUNDINGS = {False: 1, True: 2}
-
 MEASURED = "measured on NVIDIA H200"
-NARROW_GROUPS = "predicted on NVIDIA H200: narrow groups cost the tile kernel 75 %, this one little"
 PREDICTED = "predicted from the same source on NVIDIA H200"
 
 
@@ -41,34 +37,45 @@ class Shape:
     tiles: int  # of 16 output features per warp
     warps_n: int  # side by side along the output features
     warps_k: int  # one after the other along K
-    depth: int  # chunks of 128 k that a warp has on their way
+    depth: int  # chunks of 128 k in a warp's ring; one fewer is on its way
     cluster: int = 1  # blocks that divide K
-    min_blocks: int = 1  # per multiprocessor, which bounds the registers
+    blocks: int = 1  # per multiprocessor, which bounds the registers
 
     @property
     def rows(self) -> int:
         return 16 * self.tiles * self.warps_n
 
     @property
-    def threads(self) -> int:
-        return 32 * self.warps_n * self.warps_k
+    def warps(self) -> int:
+        return self.warps_n * self.warps_k
 
     @property
     def suffix(self) -> str:
         text = f"m{self.tokens}_n{self.tiles}x{self.warps_n}_k{self.warps_k}_d{self.depth}"
         text += f"_c{self.cluster}" if self.cluster > 1 else ""
-        return f"{text}_b{self.min_blocks}" if self.min_blocks > 1 else text
+        return f"{text}_b{self.blocks}" if self.blocks > 1 else text
 
-    @property
-    def shared_bytes(self) -> str:
+    def shared_bytes(self, span: int, zero_points: bool) -> str:
         """Formula of the dynamic shared memory; see the kernel's header."""
+        slot = 16 * self.tiles * (64 + 4 * (128 // span) * (1 + zero_points))
+        buffers = 2 if self.tokens == 8 else 1
+        sums = 4 * buffers * self.cluster * self.warps_k * self.tokens * (self.rows // self.cluster + 4)
         tokens = "min(M, 8)" if self.tokens == 8 else str(self.tokens)
-        sums = 4 * self.cluster * self.warps_k * self.tokens * (self.rows // self.cluster + 4)
-        return f"256 * {tokens} * ceil_div(ceil_div(K, 128), {self.cluster}) + {sums}"
+        chunks = "ceil_div(K, 128)" if self.cluster == 1 else f"ceil_div(ceil_div(K, 128), {self.cluster})"
+        x = f"256 * {tokens} * {chunks}"
+        return f"{x} + {self.warps * self.depth * slot + sums}"
 
-    @property
-    def grid(self) -> tuple[str, str, str]:
-        return f"{self.cluster} * ceil_div(N, {self.rows})", f"ceil_div(M, {self.tokens})", "1"
+    def grid(self, span: int, zero_points: bool) -> tuple[str, str, str]:
+        """As many clusters as run at once: each then takes tile after tile of rows, and the next kernel can start early."""
+        blocks = "multiprocessor_count"
+        if self.blocks > 1:
+            # A block takes a KiB beside its own, and so does the limit of one block.
+            fitting = f"(lds_bytes + 1024) // ({self.shared_bytes(span, zero_points)} + 1024)"
+            blocks += f" * min({self.blocks}, {fitting})"
+        # Clusters of four lie within a GPC, whose multiprocessors are no multiple of four: 120 of 132 can be used.
+        clusters = {1: blocks, 2: f"{blocks} // 2", 4: f"{blocks} * 15 // 64"}[self.cluster]
+        factor = f"{self.cluster} * " if self.cluster > 1 else ""
+        return f"{factor}min(ceil_div(N, {self.rows}), {clusters})", f"ceil_div(M, {self.tokens})", "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,7 @@ def _spans(arch: str, shape: Shape) -> tuple[int, ...]:
 def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
     pointers = ("x", "qweight", "scales", *(("zero_points",) if zero_points else ()), "bias", "out")
     strides = ("x_row_stride", "qweight_row_stride", "scales_row_stride", "out_row_stride")
+    scales_weights = span < 128  # in the activation dtype; wider groups scale sums in float32
     return CxxVariant(
         name=_name(shape, span, dtype, zero_points),
         op=OP,
@@ -136,53 +144,52 @@ def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVaria
             "WARPS_K": shape.warps_k,
             "DEPTH": shape.depth,
             "CLUSTER": shape.cluster,
-            "MIN_BLOCKS": shape.min_blocks,
+            "MIN_BLOCKS": shape.blocks,
         },
         arguments=(
             *((name, "pointer") for name in pointers),
             *((name, "int32") for name in ("M", "N", "K", "group_size")),
             *((name, "int64") for name in strides),
         ),
-        block=(shape.threads, 1, 1),
-        grid=shape.grid,
-        dynamic_shared_bytes=shape.shared_bytes,
+        block=(32 * shape.warps, 1, 1),
+        grid=shape.grid(span, zero_points),
+        dynamic_shared_bytes=shape.shared_bytes(span, zero_points),
         dtype=dtype,
         zero_points=zero_points,
         conditions=(*CONDITIONS, SPANS[span]),
-        roundings=ROUNDINGS[zero_points],
-        weights_in_dtype=False,
+        roundings=1 + zero_points + scales_weights,  # of the output, of q - z, of (q - z) * s
+        weights_in_dtype=scales_weights,
+        early_start=True,
     )
 
 
-# M <= 8. A wide layer has blocks enough: each takes the whole of K. Others divide K over a cluster, which also divides
-# what each multiprocessor has to copy of x. Deep layers get more warps along K and fewer output features a block.
-WIDE = Shape(8, 2, 8, 2, depth=2)
-DEEP = Shape(8, 2, 2, 8, depth=2, cluster=2)
-MIDDLING = Shape(8, 2, 2, 4, depth=2, cluster=4, min_blocks=2)
-FOUR = Shape(8, 2, 4, 2, depth=2, cluster=4, min_blocks=2)
+# M <= 8. Two tiles of rows a warp halve what is read of x per weight. Without a cluster a block walks all of K.
+EIGHT_WARPS = Shape(8, 2, 1, 8, depth=4, blocks=2)
+SIXTEEN_WARPS = Shape(8, 2, 1, 16, depth=3)
+# Deep K divided by a cluster, which divides what each multiprocessor has to read of x.
+PAIR = Shape(8, 2, 2, 4, depth=4, cluster=2, blocks=2)
+FOUR = Shape(8, 2, 2, 4, depth=4, cluster=4, blocks=2)
+# Little shared memory: 99 KiB of compute capability 8.6 and 8.9.
+SMALL = Shape(8, 2, 1, 4, depth=4, blocks=2)
 
-# M <= 16: two tiles a warp, which halves what is read of x per mma.
-M16_FOUR = Shape(16, 2, 8, 2, depth=2, cluster=4)
-M16_EIGHT = Shape(16, 2, 8, 2, depth=2, cluster=8)
+# M <= 16.
+M16_EIGHT_WARPS = Shape(16, 2, 4, 2, depth=4)
+M16_PAIR = Shape(16, 2, 4, 2, depth=4, cluster=2)
+M16_FOUR = Shape(16, 2, 4, 2, depth=4, cluster=4)
 
-# Without clusters. It keeps its registers down to 64: 32 warps hide each other's waiting.
-ONE = Shape(8, 1, 2, 8, depth=2, min_blocks=2)
-
-# The fastest of 45 shapes, or within 6 % of it, at M = 1, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
-# H200, float16, group size 128, graph replay, weights rotated past L2, medians). For M = 9..16 the tile kernel is level
-# or ahead where K is neither deep nor N small: 10.4 us against 10.8 at 4096x4096, in bfloat16 10.6 against 12.4.
+# The fastest of 27 shapes, or within 6 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
+# H200, float16, group size 128, graph replay, weights rotated past L2, medians).
 _CHOICES = {
     "sm90": (
-        Choice("M <= 8 and N >= 140 * multiprocessor_count", (WIDE, FOUR)),
-        Choice("M <= 8 and K >= 12288", (DEEP, FOUR)),
-        Choice("M <= 8 and K >= 8192", (MIDDLING, FOUR)),
-        Choice("M <= 8", (FOUR,)),
-        Choice("M <= 16 and K >= 12288", (M16_FOUR,)),
-        Choice("M <= 16 and N <= 3072", (M16_EIGHT, M16_FOUR)),
-        Choice("M <= 16 and group_size < 128", (M16_FOUR,), NARROW_GROUPS),
+        Choice("M <= 2 and K >= 8192 and N <= 3072", (SIXTEEN_WARPS, FOUR)),
+        Choice("M <= 2", (EIGHT_WARPS, PAIR, FOUR)),
+        Choice("M <= 8 and K >= 8192 and N <= 3072", (FOUR,)),
+        Choice("M <= 8 and (K >= 8192 or (K >= 3072 and N <= 35 * multiprocessor_count))", (PAIR, FOUR)),
+        Choice("M <= 8", (SIXTEEN_WARPS, PAIR, FOUR)),
     ),
-    # No clusters: K that does not fit one block's shared memory is left to the tile kernel.
-    "sm80": (Choice("M <= 8", (ONE,), PREDICTED),),
+    "sm80": (
+        Choice("M <= 8", (EIGHT_WARPS, SMALL), PREDICTED),
+    ),
 }
 
-_GENERAL = {"sm90": (FOUR, M16_FOUR), "sm80": (ONE,)}
+_GENERAL = {"sm90": (EIGHT_WARPS, SIXTEEN_WARPS, PAIR, FOUR), "sm80": (EIGHT_WARPS, SMALL)}

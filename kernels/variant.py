@@ -59,5 +59,6 @@ class CxxVariant:
     conditions: tuple[str, ...]  # formulas, all of which a problem must meet
     roundings: int  # see gristmill.manifest.Entry
     weights_in_dtype: bool
+    early_start: bool = False  # see gristmill.manifest.Entry
     # What people are told of it beside registers and the like, in the entry's resources: counts, predictions.
     figures: Mapping[str, int] = field(default_factory=dict)

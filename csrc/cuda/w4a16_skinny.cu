@@ -3,99 +3,121 @@
 //   S       dtype of x [N, num_groups]                   Z  like S, any real value; without ZEROS it is 8
 // Grid (CLUSTER * min(ceil(N / ROWS), clusters at once), ceil(M / TOKENS)), ROWS = 16 * TILES * WARPS_N;
 // block 32 * WARPS_N * WARPS_K threads; shared memory, dynamic, in bytes:
-//   256 * ceil(ceil(K / 128) / CLUSTER) * (TOKENS == 8 ? min(M, 8) : TOKENS)            the activations of one slice of K
-//   + 4 * CLUSTER * WARPS_K * TOKENS * (ROWS / CLUSTER + 4)                             the sums of all warps
-// Needs K % 32 == 0, so that no 16-byte load of weights passes the end of a row, 16-byte aligned x and Q, and groups that
+//   WARPS_N * WARPS_K * DEPTH * SLOT_BYTES                                             a ring of weights per warp
+//   + 4 * BUFFERS * CLUSTER * WARPS_K * TOKENS * (ROWS / CLUSTER + 4)                  the sums of all warps
+//   + 256 * ceil(ceil(K / 128) / CLUSTER) * (TOKENS == 8 ? min(M, 8) : TOKENS)         the activations of one slice of K
+// Needs K % 32 == 0, so that no 16-byte copy of weights passes the end of a row, 16-byte aligned x and Q, and groups that
 // a span of SPAN k never straddles.
 //
 // Weights are operand A of mma.m16n8k16 and tokens operand B: 16 output features are as many as one mma takes, 8 tokens
-// as few. The order of k inside a sum is free as long as both operands agree, and k8x lets a lane feed itself: its
-// 16-byte load is 32 neighbours in k of one row, already in the pairs that the mma wants. So weights go from device
-// memory to registers to tensor cores; nothing of them is staged, shuffled or waited for by other lanes.
+// as few. The order of k inside a sum is free as long as both operands agree, and k8x lets a lane feed itself: 16 bytes
+// are 32 neighbours in k of one row, already in the pairs that the mma wants. So unpacking needs no shuffle. A group of
+// 128 or more spans all lanes of a row: its scale is applied to the float32 sum of a chunk. Narrower groups scale the
+// unpacked weights, which rounds once more.
 //
-// What binds, for 2048 weights (16 rows of 128 k, a "unit" of one warp), H200 at 1.8 GHz:
-//   memory   1056 bytes with a scale per 128 at 4.3 TB/s are 0.25 ns of the chip: 233 cycles of one of its 528 schedulers
-//   issue    as disassembled: 143 instructions at M = 8 with one tile a warp, 123 with two, 256 at M = 64. Of these 72
-//            unpack (8 words a lane: 4 LOP3, 4 HADD2 or HFMA2, 1 shift; bfloat16 88, with zero points 104 and 120), 8 mma
-//            per 8 tokens, 4 / TILES loads of x and 4 FFMA per 8 tokens, 4 loads of weights and scales.
-//   mma      8 per 8 tokens; at 8 cycles each the tensor core takes 64 cycles at M = 8, 256 at M = 32, 512 at M = 64
-// So memory binds up to M = 16, if enough loads are in flight and other warps issue while one waits; the tensor core from
-// M = 32. In layers that are read in a few us, starting binds as well: code is fetched cold, so it is kept short.
+// What binds at M <= 8 is memory, if three things are seen to (figures: NVIDIA H200, K 4096, N 28672, M 8, 21 us):
+//   - Weights are on their way all the time. Each warp copies its own, DEPTH - 1 chunks ahead and over the end of a tile
+//     of rows, into a ring that no other warp reads: no barrier.
+//   - x reaches shared memory through registers. cp.async to a place of its own for each 16 bytes took 9 us more.
+//   - The next kernel starts while this one ends (sm90, "early start" below): 1.5 us.
+// 2048 weights (16 rows of 128 k) may take 233 cycles of one of 528 schedulers. They take about 130 instructions, of
+// which unpacking is 72 (bfloat16 88; with zero points 104 and 120; narrow groups 32 more) and mma 8 per 8 tokens.
 #include "k8x_mma.h"
 #include "ptx.h"
 
 constexpr int CHUNK = 128;                     // k per step of a warp: four lanes of 32
-constexpr int WORDS = SPAN / 32;               // of a row per load; a span of k is one load of four lanes, in one group
-constexpr int SPANS = CHUNK / SPAN;
+constexpr int SPANS = CHUNK / SPAN;            // scales of a row per chunk
 constexpr int THREADS = 32 * WARPS_N * WARPS_K;
-constexpr int ROWS = 16 * TILES * WARPS_N;     // output features per block and turn
+constexpr int WARP_ROWS = 16 * TILES;
+constexpr int ROWS = WARP_ROWS * WARPS_N;      // output features per block and turn
 constexpr int OWN_ROWS = ROWS / CLUSTER;       // of which this block writes
 constexpr int PITCH = OWN_ROWS + 4;            // floats; 2 * PITCH % 32 == 8 spreads the sums of a warp over all banks
 constexpr int SOURCES = CLUSTER * WARPS_K;     // sums per output
+constexpr int SUMS = SOURCES * TOKENS * PITCH;
+constexpr int BUFFERS = TOKENS == 8 ? 2 : 1;   // of sums: with two, a turn ends with one barrier
 constexpr int COLUMNS = TOKENS / 8;            // n-tiles of the mma
 
+// A slot of a warp's ring: weights [WARP_ROWS][64 bytes], scales [SPANS][WARP_ROWS], zero points likewise. A scale takes 4
+// bytes, the aligned ones that it was copied with.
+constexpr int LINE = CHUNK / 2;
+constexpr int SCALES_AT = LINE * WARP_ROWS;
+constexpr int SCALES_BYTES = 4 * SPANS * WARP_ROWS;
+constexpr int SLOT_BYTES = SCALES_AT + (1 + ZEROS) * SCALES_BYTES;
+
+// Words of a row that are unpacked at a time: where all four do not fit beside the sums (ptxas spills), two.
+constexpr int PASS = TILES * COLUMNS == 1 ? 4 : 2;
 // A dependent mma waits about 33 cycles, an independent one 8: at least four sums should be open at a time. Many columns
-// give them by themselves; few columns get a second accumulator for every other mma. Where the 32 registers a tile of an
-// unpacked chunk would not fit beside the sums (ptxas spills), half a chunk is unpacked at a time.
+// give them by themselves; few columns get a second accumulator for every other mma.
 constexpr int BLOCK = COLUMNS % 4 == 0 ? 4 : COLUMNS % 3 == 0 ? 3 : COLUMNS;
-constexpr int PASS = WORDS > 2 && TILES * COLUMNS > (BF16 || ZEROS ? 1 : 4) ? 2 : WORDS;
-constexpr int SPLIT = BLOCK * TILES < 4 && PASS > 1 ? 2 : 1;
+constexpr int SPLIT = SPAN == 128 && BLOCK * TILES < 4 ? 2 : 1;
 
-static_assert(TOKENS % 8 == 0 && ROWS % CLUSTER == 0 && THREADS % OWN_ROWS == 0 && THREADS % 64 == 0);
+static_assert(TOKENS % 8 == 0 && ROWS % CLUSTER == 0 && THREADS % OWN_ROWS == 0 && DEPTH >= 2);
 static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32);
+static_assert(TILES == 1 || TILES == 2);
 
-// What a lane holds of a chunk: the words of its rows `row` and `row + 8` in each tile, with their scales. For SPAN 64
-// and 32 a lane loads the scale of one span only, and the four lanes of a row pass them on.
-struct Weights {
-    u32 word[TILES][2][4];
-    u32 scale[TILES][2];
-#if ZEROS
-    u32 zero[TILES][2];
-#endif
+struct Weight {
+    const u32 *words;
+    const u16 *scales;
+    long long zeros_from_scales;  // in elements
+    u32 word_stride, scale_stride;
+    int N, K;
+    u32 groups;  // log2 of the chunks in a group; for SPAN < 128 2^31 / (group_size / 32), rounded up
+
+    __device__ __forceinline__ int group(int k) const {
+        return SPAN == 128 ? k / CHUNK >> groups : int((u64(u32(k) / 32) * groups) >> 31);
+    }
 };
 
-// Where the rows of a lane start.
-struct Rows {
-    const u32 *weights[TILES][2];
-    const u16 *scales[TILES][2];
+// Where a lane copies from in one tile of rows.
+struct Source {
+    const u32 *words;
+    const u16 *scales;
+    int rows, scale_rows;  // that the weight still has, from the lane's first on
 };
 
-// Issue the loads of one chunk; nothing waits for them here.
-__device__ __forceinline__ void load_chunk(
-    Weights &w, const Rows &rows, int chunk, int slice_end, int K, u32 groups, long long zeros_from_scales) {
-    const int quad = threadIdx.x % 4;
+__device__ __forceinline__ Source source_of(const Weight &w, int first_row) {
+    const int lane = threadIdx.x % 32;
+    const u32 row = first_row + lane / 4, scale_row = first_row + lane % WARP_ROWS;
+    return {
+        w.words + u64(row) * w.word_stride + 4 * (lane % 4),
+        w.scales + u64(scale_row) * w.scale_stride,
+        w.N - int(row),
+        w.N - int(scale_row),
+    };
+}
+
+// Start the copies of one chunk into a slot. What lies past N or K becomes zero.
+__device__ __forceinline__ void copy_chunk(u32 slot, const Source &s, const Weight &w, int chunk) {
+    const int lane = threadIdx.x % 32;
     const int k0 = chunk * CHUNK;
-    const int limit = chunk < slice_end ? K : 0;
-    // `groups` is log2 of the chunks in a group, or 2^31 / (group_size / 32) rounded up for groups in units of 32.
-    const int k_scale = k0 + (32 * quad & ~(SPAN - 1));
-    const int group = SPAN == 128 ? chunk >> groups : int((u64(u32(k_scale) / 32) * groups) >> 31);
+    const int rows = k0 + 32 * (lane % 4) < w.K ? s.rows : 0;
 #pragma unroll
-    for (int t = 0; t < TILES; ++t)
+    for (int first = 0; first < WARP_ROWS; first += 8)
+        copy_16_bytes_async(slot + first * LINE + 16 * lane, s.words + k0 / 8 + u64(first) * w.word_stride,
+                            first < rows ? 16 : 0);
+    // A copy has at least 4 bytes, aligned: of those, the two of the scale, and of a scale in the upper half all four.
+    constexpr int COPIES = (1 + ZEROS) * SPANS;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-            for (int s = 0; s < SPANS; ++s)
-                load_words<WORDS>(
-                    &w.word[t][h][s * WORDS], rows.weights[t][h] + (k0 + s * SPAN) / 8,
-                    k0 + s * SPAN + 8 * WORDS * quad < limit);
-            load_half(w.scale[t][h], rows.scales[t][h] + group, k_scale < limit);
-#if ZEROS
-            load_half(w.zero[t][h], rows.scales[t][h] + zeros_from_scales + group, k_scale < limit);
-#endif
-        }
+    for (int first = 0; first < COPIES; first += 32 / WARP_ROWS) {
+        const int copy = first + lane / WARP_ROWS;
+        const int k = k0 + copy % SPANS * SPAN;
+        const u64 from = u64(s.scales + w.group(k) + (copy < SPANS ? 0 : w.zeros_from_scales));
+        if (copy < COPIES)
+            copy_4_bytes_async(slot + SCALES_AT + 4 * (first * WARP_ROWS + lane), from & ~u64(3),
+                               k < w.K && s.scale_rows > 0 ? 2 + (from & 2) : 0);
+    }
 }
 
-// The value that the lane of the same row loaded for span `s`.
-__device__ __forceinline__ u32 of_span(u32 v, int s) {
-    if constexpr (SPANS == 1) return v;
-    return __shfl_sync(~0u, v, (threadIdx.x & 28) | (s * WORDS));
-}
-
-// acc += scale * (weights of the chunk * x of the chunk). `x` is the lane's place in the chunk in shared memory: 256 bytes
-// a token, in which word j of the lane with this quad lies at 64 * j + 16 * quad, and 64 * (j ^ 1) + 16 * quad for odd
-// tokens: eight lanes, two tokens of four quads, then read 128 bytes from all banks.
-__device__ __forceinline__ void multiply_chunk(float acc[TILES][COLUMNS][4], const Weights &w, const unsigned char *x,
-                                               const unsigned char *x_odd) {
+// acc += scale * (weights of the chunk in `slot` * x of the chunk). `x` is the lane's place in the chunk in shared memory:
+// 256 bytes a token, in which word j of the lane with this quad lies at 64 * j + 16 * quad, and 64 * (j ^ 1) + 16 * quad
+// for odd tokens: eight lanes, two tokens of four quads, then read 128 bytes from all banks. Bit 0 of `parity` says which
+// half of its 4 bytes the scale of group 0 has, bit 1 the same of the zero point.
+__device__ __forceinline__ void multiply_chunk(
+    float acc[TILES][COLUMNS][4], const unsigned char *slot, const unsigned char *x, const unsigned char *x_odd,
+    const Weight &w, int chunk, u32 parity) {
+    const u32 row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+    const u32 span = 32 * quad / SPAN;
+    const u32 group = w.group(chunk * CHUNK + span * SPAN);
 #pragma unroll
     for (int first = 0; first < 4; first += PASS) {
         u32 a[TILES][2 * PASS][4];
@@ -104,28 +126,33 @@ __device__ __forceinline__ void multiply_chunk(float acc[TILES][COLUMNS][4], con
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                scale[t][h] = to_float(of_span(w.scale[t][h], first / WORDS));
+                const u32 r = 16 * t + 8 * h + row;
+                const unsigned char *scales = slot + SCALES_AT + 4 * (span * WARP_ROWS + r);
+                const u32 scale_bits = *reinterpret_cast<const u16 *>(scales + 2 * ((parity ^ group) & 1));
+                scale[t][h] = to_float(scale_bits);
 #if ZEROS
-                const u32 zero = of_span(w.zero[t][h], first / WORDS);
-                const u32 minus_zero = negate2(zero | zero << 16);
+                const unsigned char *zeros = scales + SCALES_BYTES;
+                const u32 minus_zero = negate2(twice(*reinterpret_cast<const u16 *>(zeros + 2 * ((parity >> 1 ^ group) & 1))));
 #endif
+                u32 words[PASS];
+                load_shared<PASS>(words, slot + r * LINE + 16 * quad + 4 * first);
 #pragma unroll
                 for (int j = 0; j < PASS; ++j) {
                     u32 pair[4];
 #if ZEROS
-                    unpack(w.word[t][h][first + j], minus_zero, pair);
+                    unpack(words[j], minus_zero, pair);
 #else
-                    unpack(w.word[t][h][first + j], pair);
+                    unpack(words[j], pair);
 #endif
-                    a[t][2 * j][h] = pair[0];
-                    a[t][2 * j][2 + h] = pair[1];
-                    a[t][2 * j + 1][h] = pair[2];
-                    a[t][2 * j + 1][2 + h] = pair[3];
+#pragma unroll
+                    for (int p = 0; p < 4; ++p)
+                        a[t][2 * j + p / 2][2 * (p % 2) + h] = SPAN == 128 ? pair[p] : multiply2(pair[p], twice(scale_bits));
                 }
             }
 #pragma unroll
         for (int c0 = 0; c0 < COLUMNS; c0 += BLOCK) {
             float sum[SPLIT][BLOCK][TILES][4] = {};
+            auto open = [&](int s, int c, int t) { return SPAN == 128 ? sum[s][c][t] : acc[t][c0 + c]; };
 #pragma unroll
             for (int j = 0; j < PASS; ++j) {
                 uint4 b[BLOCK];  // of eight tokens: k 0..7 of word `first + j`
@@ -136,40 +163,55 @@ __device__ __forceinline__ void multiply_chunk(float acc[TILES][COLUMNS][4], con
 #pragma unroll
                 for (int c = 0; c < BLOCK; ++c)
 #pragma unroll
-                    for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[0][c][t], a[t][2 * j], b[c].x, b[c].y);
+                    for (int t = 0; t < TILES; ++t) mma_16x8x16(open(0, c, t), a[t][2 * j], b[c].x, b[c].y);
 #pragma unroll
                 for (int c = 0; c < BLOCK; ++c)
 #pragma unroll
-                    for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[SPLIT - 1][c][t], a[t][2 * j + 1], b[c].z, b[c].w);
+                    for (int t = 0; t < TILES; ++t) mma_16x8x16(open(SPLIT - 1, c, t), a[t][2 * j + 1], b[c].z, b[c].w);
             }
+            if constexpr (SPAN == 128)
 #pragma unroll
-            for (int c = 0; c < BLOCK; ++c)
+                for (int c = 0; c < BLOCK; ++c)
 #pragma unroll
-                for (int t = 0; t < TILES; ++t)
+                    for (int t = 0; t < TILES; ++t)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const float both = SPLIT == 1 ? sum[0][c][t][e] : sum[0][c][t][e] + sum[SPLIT - 1][c][t][e];
-                        acc[t][c0 + c][e] += scale[t][e / 2] * both;
-                    }
+                        for (int e = 0; e < 4; ++e) {
+                            const float both = SPLIT == 1 ? sum[0][c][t][e] : sum[0][c][t][e] + sum[SPLIT - 1][c][t][e];
+                            acc[t][c0 + c][e] += scale[t][e / 2] * both;
+                        }
         }
     }
 }
 
-// Copy the block's slice of x, [tokens][k_begin .. k_begin + 128 * chunks), into the order that multiply_chunk reads.
-// 64 threads walk along a token; 16-byte piece p of it is k = 8p.
+// Copy [tokens][k_begin .. k_begin + 128 * chunks) of x into the order that multiply_chunk reads; zeros past K. 16 threads
+// take a chunk of a token; piece p of its 16 bytes is k = 8p.
 __device__ __forceinline__ void stage_x(
-    u32 to, u32 chunk_bytes, const u16 *x, long long row_stride, int tokens, int k_begin, int chunks, int K) {
-    const u32 piece = threadIdx.x % 16;  // in its chunk; the same in every turn
-    const u32 in_span = piece % (SPAN / 8);
-    const u32 quad = in_span / WORDS, word = piece / (SPAN / 8) * WORDS + in_span % WORDS;
-    for (int token = threadIdx.x / 64; token < tokens; token += THREADS / 64) {
-        const u32 place = to + token * 256 + (word ^ (token & 1)) * 64 + quad * 16;
-        const u16 *from = x + token * row_stride;
-#pragma unroll 2
-        for (int chunk = threadIdx.x % 64 / 16; chunk < chunks; chunk += 4) {
-            const int k = k_begin + chunk * CHUNK + 8 * piece;
-            copy_16_bytes_async(place + chunk * chunk_bytes, from + (k < K ? k : 0), k < K);
+    unsigned char *to, u32 chunk_bytes, const u16 *x, long long row_stride, int tokens, int k_begin, int chunks, int K) {
+    constexpr int BATCH = 4;  // loads on their way per thread
+    const u32 piece = threadIdx.x % 16;
+    const u32 quad = piece / 4, word = piece % 4;
+    int token = 0, chunk = threadIdx.x / 16;
+    auto carry = [&] {
+        for (; chunk >= chunks && token < tokens; chunk -= chunks) ++token;
+    };
+    carry();
+    while (token < tokens) {
+        uint4 v[BATCH];
+        unsigned char *place[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            place[i] = nullptr;
+            if (token < tokens) {
+                const int k = k_begin + chunk * CHUNK + 8 * piece;
+                v[i] = load_16_bytes(x + token * row_stride + k, k < K);
+                place[i] = to + chunk * chunk_bytes + token * 256 + (word ^ (token & 1)) * 64 + quad * 16;
+                chunk += THREADS / 16;
+                carry();
+            }
         }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+            if (place[i]) *reinterpret_cast<uint4 *>(place[i]) = v[i];
     }
 }
 
@@ -201,23 +243,31 @@ w4a16_skinny(
     cluster_arrive_without_stores();  // "I have started, and my buffer is free": waited for before the first store to a peer
 #endif
 
+    Weight w;
+    w.words = qweight;
+    w.scales = scales;
+    w.zeros_from_scales = 0;
+#if ZEROS
+    w.zeros_from_scales = zero_points - scales;
+#endif
+    w.word_stride = u32(qweight_row_stride);  // strides of a weight fit 32 bits
+    w.scale_stride = u32(scales_row_stride);
+    w.N = N;
+    w.K = K;
+    if (SPAN == 128)
+        w.groups = group_size >= K ? 31 : __ffs(group_size / CHUNK) - 1;
+    else
+        w.groups = group_size >= K ? 0 : (1u << 31) / u32(group_size / 32) + 1;
+
     // K in chunks: first over the cluster, one slice a block, then over the warps in turn.
     const int chunks = (K + CHUNK - 1) / CHUNK;
     const int slice_begin = chunks * rank / CLUSTER, slice_end = chunks * (rank + 1) / CLUSTER;
     const int first_chunk = slice_begin + warp_k;
-    u32 groups;
-    if (SPAN == 128)
-        groups = group_size >= K ? 31 : __ffs(group_size / CHUNK) - 1;
-    else
-        groups = group_size >= K ? 0 : (1u << 31) / u32(group_size / 32) + 1;
-    long long zeros_from_scales = 0;
-#if ZEROS
-    zeros_from_scales = zero_points - scales;
-#endif
 
     const u32 chunk_bytes = 256 * (COLUMNS == 1 ? tokens : TOKENS);
-    unsigned char *x_shared = dynamic_shared_memory();
-    float *sums = reinterpret_cast<float *>(x_shared + (chunks + CLUSTER - 1) / CLUSTER * chunk_bytes);
+    unsigned char *ring = dynamic_shared_memory() + warp * (DEPTH * SLOT_BYTES);
+    float *sums = reinterpret_cast<float *>(dynamic_shared_memory() + WARPS_N * WARPS_K * DEPTH * SLOT_BYTES);
+    unsigned char *x_shared = reinterpret_cast<unsigned char *>(sums + BUFFERS * SUMS);
     // Columns of tokens that are not there repeat another's or hold anything: no column reaches another's result.
     const int token = COLUMNS == 1 ? min(row, tokens - 1) : row;
     const u32 x_lane = token * 256 + (token & 1) * 64 + quad * 16;
@@ -225,79 +275,71 @@ w4a16_skinny(
     const int tiles = (N + ROWS - 1) / ROWS;
     const int tile_stride = gridDim.x / CLUSTER;
     const int first_tile = blockIdx.x / CLUSTER;
+
+    // The copying side runs DEPTH - 1 chunks ahead of the multiplying one, over the ends of tiles.
+    int copied_tile = first_chunk < slice_end ? first_tile : tiles, copied_chunk = first_chunk;
+    Source source = source_of(w, copied_tile * ROWS + warp_n * WARP_ROWS);
+    auto copy_next = [&](u32 slot) {
+        if (copied_tile < tiles) {
+            copy_chunk(slot, source, w, copied_chunk);
+            copied_chunk += WARPS_K;
+            if (copied_chunk >= slice_end) {
+                copied_chunk = first_chunk;
+                copied_tile += tile_stride;
+                source = source_of(w, copied_tile * ROWS + warp_n * WARP_ROWS);
+            }
+        }
+        close_copies();
+    };
+#pragma unroll
+    for (int d = 0; d < DEPTH - 1; ++d) copy_next(shared_address(ring) + d * SLOT_BYTES);
+
+    // Early start: all above may run while the kernel ahead in the stream still does. It wrote no weights (the launcher sees
+    // to that), but maybe x, and it may still read or write out.
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    stage_x(x_shared, chunk_bytes, x + m0 * x_row_stride, x_row_stride, tokens, slice_begin * CHUNK,
+            slice_end - slice_begin, K);
+    __syncthreads();
+
+    u32 read_at = 0, write_at = (DEPTH - 1) * SLOT_BYTES;
+    float *turn_sums = sums;
 #pragma unroll 1
     for (int tile = first_tile; tile < tiles; tile += tile_stride) {
-        Rows rows;
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                // Past N the last row is read again and dropped when written. Strides of a weight fit 32 bits.
-                const u32 n = min(tile * ROWS + (warp_n * TILES + t) * 16 + 8 * h + row, N - 1);
-                rows.weights[t][h] = qweight + u64(n) * u32(qweight_row_stride) + WORDS * quad;
-                rows.scales[t][h] = scales + u64(n) * u32(scales_row_stride);
-            }
-
-        // DEPTH chunks are on their way at any time: a ring of registers, each place at a fixed unrolled position.
-        Weights ring[DEPTH];
-#pragma unroll
-        for (int d = 0; d < DEPTH; ++d) {
-#pragma unroll
-            for (int t = 0; t < TILES; ++t)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    // Not loaded means not past K, where x is zero: any word will do, a scale must be finite.
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) asm volatile("" : "=r"(ring[d].word[t][h][j]));
-                    ring[d].scale[t][h] = 0;
-#if ZEROS
-                    ring[d].zero[t][h] = 0;
-#endif
-                }
-            load_chunk(ring[d], rows, first_chunk + d * WARPS_K, slice_end, K, groups, zeros_from_scales);
-        }
-
         // The output feature that this thread adds up and writes; its bias is fetched now.
         const int own = tile * ROWS + rank * OWN_ROWS + threadIdx.x % OWN_ROWS;
         u32 own_bias = 0;  // zero in both dtypes
         load_half(own_bias, bias + own, bias != nullptr && own < N);
 
-        if (tile == first_tile) {
-            stage_x(shared_address(x_shared), chunk_bytes, x + m0 * x_row_stride, x_row_stride, tokens,
-                    slice_begin * CHUNK, slice_end - slice_begin, K);
-            wait_for_copies();
-            __syncthreads();
-        }
-
+        // Strides of 8 rows are even: all rows of a lane have one parity.
+        const u32 first_scale = u32(u64(scales) / 2) + (tile * ROWS + warp_n * WARP_ROWS + row) * w.scale_stride;
+        const u32 parity = (first_scale & 1) | ((first_scale + u32(w.zeros_from_scales)) & 1) << 1;
         float acc[TILES][COLUMNS][4] = {};
 #pragma unroll 1
-        for (int chunk0 = first_chunk; chunk0 < slice_end; chunk0 += DEPTH * WARPS_K) {
-#pragma unroll
-            for (int d = 0; d < DEPTH; ++d) {
-                const int chunk = chunk0 + d * WARPS_K;
-                if (chunk < slice_end) {
-                    const u32 at = (chunk - slice_begin) * chunk_bytes + x_lane;
-                    multiply_chunk(acc, ring[d], x_shared + at, x_shared + (at ^ 64));
-                    load_chunk(ring[d], rows, chunk + DEPTH * WARPS_K, slice_end, K, groups, zeros_from_scales);
-                }
-            }
+        for (int chunk = first_chunk; chunk < slice_end; chunk += WARPS_K) {
+            wait_for_copies<DEPTH - 2>();
+            __syncwarp();  // what other lanes copied is seen, and what they read before is read
+            copy_next(shared_address(ring) + write_at);
+            write_at = read_at;
+            const u32 x_at = (chunk - slice_begin) * chunk_bytes + x_lane;
+            multiply_chunk(acc, ring + read_at, x_shared + x_at, x_shared + (x_at ^ 64), w, chunk, parity);
+            read_at = read_at == (DEPTH - 1) * SLOT_BYTES ? 0 : read_at + SLOT_BYTES;
         }
 
         // Each warp stores its sums where they are added up: in this block, or in the one that owns the row.
-        const int source = rank * WARPS_K + warp_k;
 #if CLUSTER > 1
-        cluster_wait();
+        if (tile == first_tile) cluster_wait();
 #endif
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const int r = (warp_n * TILES + t) * 16 + 8 * h + row;
-                u32 to = shared_address(sums);
+                const int r = warp_n * WARP_ROWS + 16 * t + 8 * h + row;
+                u32 to = shared_address(turn_sums);
 #if CLUSTER > 1
                 to = map_to_rank(to, r / OWN_ROWS);
 #endif
-                to += 4 * ((source * TOKENS + 2 * quad) * PITCH + r % OWN_ROWS);
+                to += 4 * (((rank * WARPS_K + warp_k) * TOKENS + 2 * quad) * PITCH + r % OWN_ROWS);
 #pragma unroll
                 for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
@@ -305,30 +347,22 @@ w4a16_skinny(
                         if (8 * c + 2 * quad + e < tokens)
                             store_float(to + 4 * (8 * c + e) * PITCH, acc[t][c][2 * h + e]);
             }
-#if CLUSTER > 1
-        cluster_arrive();
-        cluster_wait();
-#else
-        __syncthreads();
-#endif
+        cluster_barrier();
 
         // Add in the order of the sources: the same bits on every run. One rounding, after the bias.
         if (own < N) {
 #pragma unroll 1
             for (int t = threadIdx.x / OWN_ROWS; t < tokens; t += THREADS / OWN_ROWS) {
-                const float *from = sums + t * PITCH + threadIdx.x % OWN_ROWS;
+                const float *from = turn_sums + t * PITCH + threadIdx.x % OWN_ROWS;
                 float sum = 0;
 #pragma unroll
                 for (int i = 0; i < SOURCES; ++i) sum += from[i * TOKENS * PITCH];
                 out[(m0 + t) * out_row_stride + own] = from_float(sum + to_float(own_bias));
             }
         }
-        if (tile + tile_stride < tiles) {
-#if CLUSTER > 1
-            cluster_arrive();
-#else
-            __syncthreads();
-#endif
-        }
+        if (BUFFERS == 2)
+            turn_sums = turn_sums == sums ? sums + SUMS : sums;  // whoever stores there next has passed the next barrier
+        else if (tile + tile_stride < tiles)
+            cluster_barrier();
     }
 }

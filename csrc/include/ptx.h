@@ -7,6 +7,9 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
+// A 16-bit number in both halves.
+__device__ __forceinline__ u32 twice(u32 a) { return a * 0x00010001; }
+
 // d = (a & mask) | bits, one LOP3: the truth table of (a & b) | c is 0xEA.
 __device__ __forceinline__ u32 mask_or(u32 a, u32 mask, u32 bits) {
     u32 d;
@@ -22,6 +25,7 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
     return d;
 }
 __device__ __forceinline__ u32 add2(u32 a, u32 b) { return fma2(a, 0x3F803F80, b); }
+__device__ __forceinline__ u32 multiply2(u32 a, u32 b) { return fma2(a, b, 0x80008000); }
 
 __device__ __forceinline__ float to_float(u32 a) { return __uint_as_float(a << 16); }
 __device__ __forceinline__ u16 from_float(float a) {
@@ -39,6 +43,11 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
 __device__ __forceinline__ u32 add2(u32 a, u32 b) {
     u32 d;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 multiply2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
@@ -69,32 +78,6 @@ __device__ __forceinline__ void mma_16x8x16(float c[4], const u32 a[4], u32 b0, 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Load 4 * COUNT bytes of weights. They are read once: keep them out of the L1, and let the L2 fetch ahead along the
-// row. Narrow loads share a sector with the next one and do go through the L1. Where `wanted` is false the registers
-// keep what they had: some finite weight, and its x is zero.
-template <int COUNT>
-__device__ __forceinline__ void load_words(u32 *w, const u32 *p, bool wanted) {
-    if constexpr (COUNT == 4) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %5, 0;\n"
-            "@p ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-            : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
-            : "l"(p), "r"(u32(wanted)));
-    } else if constexpr (COUNT == 2) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %3, 0;\n"
-            "@p ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2]; }"
-            : "+r"(w[0]), "+r"(w[1])
-            : "l"(p), "r"(u32(wanted)));
-    } else {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
-            "@p ld.global.nc.L2::256B.u32 %0, [%1]; }"
-            : "+r"(w[0])
-            : "l"(p), "r"(u32(wanted)));
-    }
-}
-
 // Load one 16-bit number; the neighbours in its sector are soon wanted by this warp or another, so through the L1.
 __device__ __forceinline__ void load_half(u32 &d, const u16 *p, bool wanted) {
     asm volatile(
@@ -104,13 +87,55 @@ __device__ __forceinline__ void load_half(u32 &d, const u16 *p, bool wanted) {
         : "l"(p), "r"(u32(wanted)));
 }
 
-// Copy 16 bytes from global to shared memory in the background, or zeros if not `inside`.
-__device__ __forceinline__ void copy_16_bytes_async(u32 to, const u16 *from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0)
-                 : "memory");
+// Load 16 bytes, or zeros if not `inside`. The kernel before may have written them: not through the read-only path.
+__device__ __forceinline__ uint4 load_16_bytes(const u16 *p, bool inside) {
+    uint4 v = {};
+    if (inside)
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "l"(p)
+                     : "memory");
+    return v;
 }
 
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Copy 16 or 4 bytes from global to shared memory in the background; from byte `count` on zeros, and nothing is read.
+__device__ __forceinline__ void copy_16_bytes_async(u32 to, const u32 *from, u32 count) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+}
+__device__ __forceinline__ void copy_4_bytes_async(u32 to, u64 from, u32 count) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+}
+
+// Copies form groups: close the group of those since the last; wait until at most LEFT groups are on their way.
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// COUNT words from shared memory in one load.
+template <int COUNT>
+__device__ __forceinline__ void load_shared(u32 *w, const unsigned char *p) {
+    if constexpr (COUNT == 4) {
+        const uint4 v = *reinterpret_cast<const uint4 *>(p);
+        w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+    } else if constexpr (COUNT == 2) {
+        const uint2 v = *reinterpret_cast<const uint2 *>(p);
+        w[0] = v.x, w[1] = v.y;
+    } else {
+        w[0] = *reinterpret_cast<const u32 *>(p);
+    }
+}
+
+// Early start, sm90: a kernel that is launched for it begins before the one ahead in its stream has ended. `wait` returns
+// when that one has ended and its stores are seen; at once if there was no early start. `let` allows the next kernel one.
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+__device__ __forceinline__ void wait_for_previous_kernel() {}
+__device__ __forceinline__ void let_next_kernel_start() {}
+#endif
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return u32(__cvta_generic_to_shared(p)); }
 
@@ -130,6 +155,10 @@ __device__ __forceinline__ void cluster_arrive_without_stores() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_barrier() {
+    cluster_arrive();
+    cluster_wait();
+}
 
 // The same place in the shared memory of block `rank`, and a store to it.
 __device__ __forceinline__ u32 map_to_rank(u32 address, int rank) {
@@ -141,6 +170,7 @@ __device__ __forceinline__ void store_float(u32 address, float v) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 #else
+__device__ __forceinline__ void cluster_barrier() { __syncthreads(); }
 __device__ __forceinline__ void store_float(u32 address, float v) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }

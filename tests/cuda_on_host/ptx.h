@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -28,6 +29,9 @@ using std::min;
 
 struct uint4 {
     u32 x, y, z, w;
+};
+struct uint2 {
+    u32 x, y;
 };
 struct Index {
     int x, y;
@@ -50,11 +54,17 @@ struct Cluster {
     Barrier barrier;
     std::vector<Block> blocks;
 };
+// A copy in the background: done when it is waited for, not before.
+struct Copy {
+    u32 to, bytes;
+    unsigned char from[16];
+};
 struct Fiber {
     ucontext_t context;
     std::unique_ptr<unsigned char[]> stack;
     Index thread, block;
     int rank = 0, cluster_turn = 0;
+    std::deque<std::vector<Copy>> copies{1};  // by group; the last is open
     const int *waits_for = nullptr;  // runs on once this is no longer `turn`
     int turn = 0;
     bool done = false;
@@ -92,6 +102,7 @@ inline u32 __shfl_sync(u32, u32 v, int from) {
 }
 inline int __ffs(int v) { return v ? __builtin_ctz(v) + 1 : 0; }
 
+inline u32 twice(u32 a) { return a * 0x00010001; }
 inline u32 mask_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
 
 inline double to_double(u16 bits) {
@@ -128,6 +139,7 @@ inline u32 add2(u32 a, u32 b) {
     const u32 one = from_double(1.0);
     return fma2(a, one | one << 16, b);
 }
+inline u32 multiply2(u32 a, u32 b) { return fma2(a, b, 0x80008000); }
 inline float to_float(u32 a) { return float(to_double(u16(a))); }
 inline u16 from_float(float a) { return from_double(a); }
 
@@ -157,10 +169,6 @@ inline bool may_read(const T *p, size_t bytes) {
     return fine;
 }
 
-template <int COUNT>
-inline void load_words(u32 *w, const u32 *p, bool wanted) {
-    if (wanted && may_read(p, 4 * COUNT)) std::copy(p, p + COUNT, w);
-}
 inline void load_half(u32 &d, const u16 *p, bool wanted) {
     if (wanted && may_read(p, 2)) d = *p;
 }
@@ -178,17 +186,47 @@ inline void store_shared(u32 address, const void *from, u32 bytes) {
     }
     std::memcpy(&shared[at], from, bytes);
 }
-inline void copy_16_bytes_async(u32 to, const u16 *from, bool inside) {
-    const u32 zeros[4] = {};
-    if (inside && !may_read(from, 16)) return;
-    store_shared(to, inside ? static_cast<const void *>(from) : zeros, 16);
+inline uint4 load_16_bytes(const u16 *p, bool inside) {
+    uint4 v = {};
+    if (inside && may_read(p, 16)) std::memcpy(&v, p, 16);
+    return v;
 }
-inline void wait_for_copies() {}
+
+// A copy reads its source at once, as the arrays do not change, and writes when it is waited for.
+inline void copy_async(u32 to, const void *from, u32 bytes, u32 count) {
+    Copy copy{to, bytes, {}};
+    const unsigned char *start = static_cast<const unsigned char *>(from);
+    if (count) {
+        const bool inside = is_inside(start, count);
+        faults += !inside || uintptr_t(from) % bytes != 0;
+        if (inside) std::memcpy(copy.from, from, count);
+    }
+    current->copies.back().push_back(copy);
+}
+inline void copy_16_bytes_async(u32 to, const u32 *from, u32 count) { copy_async(to, from, 16, count); }
+inline void copy_4_bytes_async(u32 to, u64 from, u32 count) {
+    copy_async(to, reinterpret_cast<const void *>(from), 4, count);
+}
+inline void close_copies() { current->copies.emplace_back(); }
+template <int LEFT>
+inline void wait_for_copies() {
+    for (; current->copies.size() > LEFT + 1; current->copies.pop_front())
+        for (const Copy &copy : current->copies.front()) store_shared(copy.to, copy.from, copy.bytes);
+}
+
+template <int COUNT>
+inline void load_shared(u32 *w, const unsigned char *p) {
+    std::memcpy(w, p, 4 * COUNT);
+}
+
+inline void wait_for_previous_kernel() {}
+inline void let_next_kernel_start() {}
 
 inline int cluster_rank() { return current->rank; }
 inline void cluster_arrive() { current->cluster_turn = arrive(cluster->barrier); }
 inline void cluster_arrive_without_stores() { cluster_arrive(); }
 inline void cluster_wait() { pause(&cluster->barrier.turn, current->cluster_turn); }
+inline void cluster_barrier() { wait(CLUSTER > 1 ? cluster->barrier : block().barrier); }
 inline u32 map_to_rank(u32 address, int rank) { return u32(rank) << 20 | (address & 0xFFFFF); }
 inline void store_float(u32 address, float v) { store_shared(address, &v, 4); }
 
