@@ -1,4 +1,4 @@
-"""Drivers behind one protocol: NVIDIA through cuda-python, AMD through hip-python.
+"""Drivers behind one protocol: NVIDIA through libcuda, AMD through hip-python.
 
 A driver is a module whose `driver()` returns a `gristmill.drivers.protocol.Driver`. Two are part of the dispatcher;
 others, `emulated` among them, are named in the entry-point group "gristmill.drivers".
