@@ -6,7 +6,6 @@ buffer and the driver's launch.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import Any
 
@@ -20,8 +19,6 @@ from gristmill.select import select
 
 MAX_ALIGNMENT = 16
 MAX_CHOICES = 4096  # of one class of weights: values of M times alignments
-
-_logger = logging.getLogger("gristmill")
 
 
 class Choice:
@@ -111,7 +108,9 @@ class PreparedWeight:
         check_int32("M", M, selection.entry)
         kernel = self.loader.kernel(selection.entry, stream)
         if selection.is_floor:
-            _logger.warning(
+            import logging
+
+            logging.getLogger("gristmill").warning(
                 "floor kernel %s for %s on %s (%s): right, but not chosen for speed",
                 selection.entry.name, problem, self.device, self.loader.facts.arch,
             )  # fmt: skip

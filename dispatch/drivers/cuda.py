@@ -10,12 +10,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.device import DeviceFacts
-from gristmill.drivers.protocol import Dim3
 from gristmill.errors import DriverError, GristmillError, NoDeviceError, NoDriverError
-from gristmill.launch import ArgumentBuffer
+
+if TYPE_CHECKING:
+    from gristmill.drivers.protocol import Dim3
+    from gristmill.launch import ArgumentBuffer
 
 LIBRARY = "libcuda.so.1"
 INSTALL_DRIVER = "install the NVIDIA driver; in a container, start it with the GPUs (docker run --gpus all)"
