@@ -89,6 +89,9 @@ class EmulatedDriver:
                 budget=self.budget,
             )
 
+    def launch_pointers(self, ordinal: int) -> None:
+        return None
+
     def is_capturing(self, ordinal: int, stream: int) -> bool:
         return False
 
