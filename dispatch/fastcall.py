@@ -49,8 +49,9 @@ def _sources(kernel: LoadedKernel) -> bytes:
 
 def _bind(x: Tensor, prepared: PreparedWeight) -> Callable[..., Tensor | None] | None:
     pointers = prepared.loader.driver.launch_pointers(prepared.ordinal)
-    serves = _fastcall is not None and pointers is not None and _has_exchange_table()
-    if not serves or prepared.has_perm or type(x) is not Tensor:
+    if pointers is None or _fastcall is None or not _has_exchange_table():
+        return None
+    if prepared.has_perm or type(x) is not Tensor:
         return None
 
     views = prepared.views.values()
