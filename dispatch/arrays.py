@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gristmill.drivers import get_driver
@@ -46,8 +45,7 @@ class Device(NamedTuple):
         return Device(driver, archs.index(which))
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayView:
+class ArrayView(NamedTuple):
     """Where an array lies. It keeps nothing alive: the array it was taken from must outlive its use."""
 
     address: int
@@ -119,6 +117,9 @@ class DeviceArray:
         import numpy as np
 
         result = DeviceArray.empty(device, array.shape, str(array.dtype), row_stride=row_stride)
+        if array.flags.c_contiguous and array.nbytes == result._memory.size:
+            result._memory.upload(array.ctypes.data, 0, array.nbytes)
+            return result
         staged = np.zeros(result._memory.size // result.item_bytes, dtype=array.dtype)
         _strided(np, staged, result)[...] = array
         if array.size:

@@ -1,4 +1,4 @@
-"""`gristmill wheel`: make the core wheel and one wheel of data for each pack."""
+"""`gristmill wheel`: make the core wheels and one wheel of data for each pack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gristmill.aot.toolchain import BUILD_PACKAGES, WHEEL_PACKAGES, require
 from gristmill.cli import print_json, progress
 from gristmill.commands.options import arch_list
 
-HELP = "make the core wheel and a wheel of data for each pack"
+HELP = "make the core wheels and a wheel of data for each pack"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     require(BUILD_PACKAGES | WHEEL_PACKAGES, "making wheels")
-    from gristmill.aot.wheel import Wheel, core_wheel, find_license, pack_wheel, source_tree
+    from gristmill.aot.wheel import PLATFORM, Wheel, core_wheel, find_license, pack_wheel, source_tree
 
     folders = sorted(path.parent for path in arguments.packs.glob("*/manifest.json"))
     if arguments.arch is not None:
@@ -36,8 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     source = arguments.source or (None if arguments.no_core else source_tree())
     wheels: list[Wheel] = []
     if not arguments.no_core and source is not None:
-        progress("making the core wheel")
-        wheels.append(core_wheel(source, arguments.out))
+        for platform in (PLATFORM, None):
+            progress(f"making the core wheel for {platform or 'any platform'}")
+            wheels.append(core_wheel(source, arguments.out, platform))
     license_text = find_license(source)
     for folder in folders:
         progress(f"making the wheel of {folder.name}")
