@@ -48,6 +48,11 @@ def figures(variant: Variant) -> Mapping[str, int]:
     return variant.figures if isinstance(variant, CxxVariant) else {}
 
 
+def early_start(variant: Variant) -> bool:
+    """See `gristmill.manifest.Entry`."""
+    return isinstance(variant, CxxVariant) and variant.early_start
+
+
 def _compiler(variant: Variant) -> ModuleType:
     if isinstance(variant, TritonVariant):
         return compile_triton

@@ -16,7 +16,7 @@ from pathlib import Path
 import gristmill
 from gristmill.aot.code_object import build_machine_folders, check_object, check_paths
 from gristmill.aot.compile_triton import CompiledObject
-from gristmill.aot.compilers import Variant, argument_layout, block, dynamic_shared_bytes, figures
+from gristmill.aot.compilers import Variant, argument_layout, block, dynamic_shared_bytes, early_start, figures
 from gristmill.aot.errors import BuildError, ObjectError
 from gristmill.aot.sources import Rows, rows_digest, source_path
 from gristmill.aot.targets import Target
@@ -140,6 +140,7 @@ def _entry(target: Target, variant: Variant, result: CompiledObject) -> Entry:
         roundings=variant.roundings,
         weights_in_dtype=variant.weights_in_dtype,
         resources={**facts.resources, **figures(variant)},
+        early_start=early_start(variant),
     )
 
 

@@ -103,7 +103,7 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
     facts = driver.device_facts(device.ordinal)
     module = driver.load_module(device.ordinal, code)
     _refuse_hazards(entry, code)
-    kernel = LoadedKernel(entry, driver.function(device.ordinal, module, entry.symbol, 0))
+    kernel = LoadedKernel(entry, driver.function(device.ordinal, module, entry.symbol, 0, entry.early_start))
     cases = cases_for(entry, facts)
     # The waves of a block run one after the other on the smallest case that has a second step along K.
     smallest = min(cases, key=lambda case: (case.K < 128, case.M * case.N * case.K))

@@ -66,7 +66,7 @@ class Shape:
         return f"{x} + {self.warps * self.depth * slot + sums}"
 
     def grid(self, span: int, zero_points: bool) -> tuple[str, str, str]:
-        """As many clusters as run at once: each then takes tile after tile of rows, and the next kernel can start early."""
+        """As many clusters as run at once: each takes tile after tile of rows, and the next kernel can start early."""
         blocks = "multiprocessor_count"
         if self.blocks > 1:
             # A block takes a KiB beside its own, and so does the limit of one block.
@@ -173,8 +173,8 @@ FOUR = Shape(8, 2, 2, 4, depth=4, cluster=4, blocks=2)
 SMALL = Shape(8, 2, 1, 4, depth=4, blocks=2)
 
 # M <= 16.
-M16_EIGHT_WARPS = Shape(16, 2, 4, 2, depth=4)
-M16_PAIR = Shape(16, 2, 4, 2, depth=4, cluster=2)
+M16_WIDE = Shape(16, 2, 4, 2, depth=4)
+M16_PAIR = Shape(16, 1, 4, 4, depth=4, cluster=2)
 M16_FOUR = Shape(16, 2, 4, 2, depth=4, cluster=4)
 
 # The fastest of 27 shapes, or within 6 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
@@ -186,10 +186,11 @@ _CHOICES = {
         Choice("M <= 8 and K >= 8192 and N <= 3072", (FOUR,)),
         Choice("M <= 8 and (K >= 8192 or (K >= 3072 and N <= 35 * multiprocessor_count))", (PAIR, FOUR)),
         Choice("M <= 8", (SIXTEEN_WARPS, PAIR, FOUR)),
+        Choice("M <= 16 and N >= 140 * multiprocessor_count", (M16_WIDE, M16_FOUR)),
+        Choice("M <= 16 and K >= 3072 and K < 8192", (M16_PAIR, M16_FOUR)),
+        Choice("M <= 16", (M16_FOUR,)),
     ),
-    "sm80": (
-        Choice("M <= 8", (EIGHT_WARPS, SMALL), PREDICTED),
-    ),
+    "sm80": (Choice("M <= 8", (EIGHT_WARPS, SMALL), PREDICTED),),
 }
 
 _GENERAL = {"sm90": (EIGHT_WARPS, SIXTEEN_WARPS, PAIR, FOUR), "sm80": (EIGHT_WARPS, SMALL)}

@@ -36,6 +36,7 @@ def learn(x: Tensor, prepared: PreparedWeight, choice: Choice) -> None:
             choice.grid,
             kernel.block,
             choice.shared_bytes,
+            kernel.entry.early_start,
             kernel.row_stride_limit,
             _sources(kernel),
         )
@@ -71,6 +72,7 @@ def _bind(x: Tensor, prepared: PreparedWeight) -> Callable[..., Tensor | None] |
         is_profiling=torch.autograd._profiler_enabled,  # type: ignore[attr-defined]
         launch=pointers.launch,
         get_current=pointers.get_current,
+        is_capturing=pointers.is_capturing,
         current=pointers.current,
         K=prepared.K,
         N=prepared.N,

@@ -100,7 +100,7 @@ class Loader:
             module = self.driver.load_module(ordinal, self.pack.read_object(entry))
             self._modules[entry.object] = module
         shared_bytes = max_dynamic_shared_bytes(entry, self.facts)
-        return LoadedKernel(entry, self.driver.function(ordinal, module, entry.symbol, shared_bytes))
+        return LoadedKernel(entry, self.driver.function(ordinal, module, entry.symbol, shared_bytes, entry.early_start))
 
 
 def max_dynamic_shared_bytes(entry: Entry, facts: DeviceFacts) -> int:

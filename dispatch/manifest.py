@@ -66,6 +66,8 @@ class Entry(NamedTuple):
     roundings: int  # roundings to the activation dtype that a product passes on its way to the output
     weights_in_dtype: bool  # (q - z) * s is rounded to the activation dtype before the multiplication
     resources: Mapping[str, int]  # registers, spills, ...: read from the code object
+    # The kernel itself waits for the one ahead in its stream before it touches x or out, so it may be started sooner.
+    early_start: bool
 
 
 class Rule(NamedTuple):
@@ -133,6 +135,7 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
         "roundings": entry.roundings,
         "weights_in_dtype": entry.weights_in_dtype,
         "resources": dict(entry.resources),
+        "early_start": entry.early_start,
     }
 
 
@@ -227,6 +230,7 @@ class _Reader:
             roundings=self.count(row.get("roundings"), f"{where} roundings", 1, 16),
             weights_in_dtype=self.field(row, "weights_in_dtype", bool, where),
             resources=self.mapping(row, "resources", int, where),
+            early_start=self.field(row, "early_start", bool, where),
         )
 
     def argument(self, value: Any, where: str) -> Argument:

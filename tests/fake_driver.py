@@ -83,7 +83,7 @@ class FakeDriver:
     def unload_module(self, ordinal, module):
         self.record("unload_module", ordinal, module)
 
-    def function(self, ordinal, module, symbol, max_dynamic_shared_bytes):
+    def function(self, ordinal, module, symbol, max_dynamic_shared_bytes, early_start):
         self.record("function", ordinal, module, symbol, max_dynamic_shared_bytes)
         return f"{symbol} of {module}"
 
@@ -180,6 +180,7 @@ def entry(name: str, code: bytes, dtype: str = "float16", **changes) -> Entry:
         "needs": Needs(dtype, False, ()),
         "roundings": 1,
         "weights_in_dtype": False,
+        "early_start": False,
         "resources": {},
     }
     return Entry(**{**fields, **changes})

@@ -39,6 +39,7 @@ ENTRY = {
     },
     "roundings": 1,
     "weights_in_dtype": False,
+    "early_start": False,
     "resources": {"registers": 64, "spills": 0},
 }
 

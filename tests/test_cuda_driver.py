@@ -177,6 +177,39 @@ def test_capture(run):
     assert [details["mode"] for details in named(calls, "cuThreadExchangeStreamCaptureMode")] == ["2", "0"] * 2
 
 
+def test_a_kernel_may_start_early_only_where_it_is_recorded(run, tmp_path):
+    code = stub_driver.code_of(["symbol_early", "symbol_late"])
+    rows = [(fake_driver.entry(name, code, early_start=name == "early"), code) for name in ("early", "late")]
+    early, late = (entry._replace(needs=entry.needs._replace(zero_points=True)) for entry, _ in rows)
+    early = early._replace(needs=early.needs._replace(conditions=(Formula("M <= 4"),)))
+    shutil.rmtree(tmp_path / "packs/sm90")
+    rules = tuple(Rule(Formula("1"), names, "test") for names in (("early",), ("late",), ("early", "late")))
+    fake_driver.write_pack(tmp_path / "packs", "sm90", [(early, code), (late, code)], rules)
+    calls = run(
+        """
+        weight = gristmill.to_device(fake_driver.random_weight(8, 32, 32, zero_points=True), "cuda:0")
+        for M in (2, 8):
+            x = DeviceArray.from_numpy(fake_driver.random_x(M, 32), "cuda:0")
+            out = DeviceArray.empty("cuda:0", (M, 8), "float16")
+            for captured in ("0", "9"):
+                os.environ["STUB_CAPTURING"] = captured
+                gristmill.linear(x, weight, out=out, stream=9)
+        os.environ["STUB_FAIL"] = "cuLaunchKernelEx=1"
+        x = DeviceArray.from_numpy(fake_driver.random_x(2, 32), "cuda:0")
+        message = fails(DriverError, gristmill.linear, x, weight, stream=9)
+        assert "symbol symbol_early, cuda:0" in message, message
+        """
+    )
+    launched = [(name, details["symbol"]) for name, details in calls if name.startswith("cuLaunch")]
+    assert launched[:4] == [
+        ("cuLaunchKernel", "symbol_early"), ("cuLaunchKernelEx", "symbol_early"),
+        ("cuLaunchKernel", "symbol_late"), ("cuLaunchKernel", "symbol_late"),
+    ]  # fmt: skip
+    plain, recorded = (named(calls, name)[0] for name in ("cuLaunchKernel", "cuLaunchKernelEx"))
+    assert (recorded["attributes"], recorded["first"]) == ("1", "6:1")  # programmatic stream serialization
+    assert all(recorded[key] == plain[key] for key in ("grid", "block", "shared", "stream", "arguments", "device"))
+
+
 def test_every_call_of_the_path_can_fail(run):
     """Each failure names the call, the code's name and the driver's words; the next try works and nothing is lost."""
     calls = run(

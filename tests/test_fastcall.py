@@ -20,8 +20,8 @@ from gristmill import fastcall
 from gristmill.arrays import Device
 from gristmill.drivers.protocol import LaunchPointers
 from gristmill.errors import ArgumentError, DriverError, DTypeError, ShapeError, StrideError
-from gristmill.loader import forget_loaders
-from gristmill.prepared import prepare
+from gristmill.loader import LoadedKernel, forget_loaders
+from gristmill.prepared import Choice, prepare
 
 if fastcall._fastcall is None and "GRISTMILL_NEEDS_FASTCALL" not in os.environ:
     pytest.skip("the extension is not built", allow_module_level=True)
@@ -32,6 +32,7 @@ LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *(ctypes.c_uint,) * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p),
     ctypes.c_void_p,
 )  # fmt: skip
+IS_CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 GET_CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
 CONTEXT = 2**63 + 5
 
@@ -53,16 +54,19 @@ class NativeDriver(fake_driver.FakeDriver):
         self.status = 0
         self.context = CONTEXT
         self._symbols: dict[int, str] = {}
+        self.capturing = 0
         self._launch, self._get_current = LAUNCH(self._launch_from_c), GET_CURRENT(self._current_to_c)
+        self._is_capturing = IS_CAPTURING(self._capturing_to_c)
 
-    def function(self, ordinal, module, symbol, max_dynamic_shared_bytes):
+    def function(self, ordinal, module, symbol, max_dynamic_shared_bytes, early_start):
         handle = 2**40 + len(self._symbols)
         self._symbols[handle] = symbol
         return Function(handle, symbol)
 
     def launch_pointers(self, ordinal):
-        launch, get_current = (ctypes.cast(f, ctypes.c_void_p).value for f in (self._launch, self._get_current))
-        return LaunchPointers(launch, get_current, CONTEXT, self._error)
+        functions = (self._launch, self._get_current, self._is_capturing)
+        launch, get_current, is_capturing = (ctypes.cast(f, ctypes.c_void_p).value for f in functions)
+        return LaunchPointers(launch, get_current, is_capturing, CONTEXT, self._error)
 
     def _error(self, function, grid, block, shared_bytes, status):
         return DriverError(f"launch failed: {status} [{function.symbol} {grid} {block} {shared_bytes}]")
@@ -79,6 +83,10 @@ class NativeDriver(fake_driver.FakeDriver):
 
     def _current_to_c(self, current):
         current[0] = self.context
+        return 0
+
+    def _capturing_to_c(self, stream, status):
+        status[0] = self.capturing
         return 0
 
 
@@ -186,6 +194,19 @@ def test_what_is_not_alike_is_left_to_python(device):
     device.context = 7
     assert in_c(x, weight) is None
     assert len(device.native) == 1
+
+
+def test_what_is_recorded_to_start_early_is_left_to_python(device, monkeypatch):
+    weight, x = weight_of(), random_x(3, 72)
+    prepared = prepare(weight)
+    in_python(x, weight)
+    (choice,) = prepared.choices.values()
+    early = LoadedKernel(choice.kernel.entry._replace(early_start=True), choice.kernel.function)
+    prepared.choices[next(iter(prepared.choices))] = Choice(early, choice.grid, choice.shared_bytes, choice.origin)
+    in_python(x, weight)
+    for capturing, in_c_too in ((0, True), (1, False)):
+        device.capturing = capturing
+        assert (in_c(x, weight) is not None) == in_c_too
 
 
 def test_gradients_modes_and_the_profiler_see_an_operator(device):
@@ -352,11 +373,11 @@ def test_permuted_weights_are_left_to_python(device):
 
 def test_what_python_hands_over_is_checked():
     native = fastcall._fastcall
-    record = native.record(2**63, (1, 2, 3), (4, 5, 6), 7, 2**31 - 1, bytes(range(16)))
-    assert record == native.record(2**63, (1, 2, 3), (4, 5, 6), 7, 2**31 - 1, bytes(range(16)))
+    record = native.record(2**63, (1, 2, 3), (4, 5, 6), 7, True, 2**31 - 1, bytes(range(16)))
+    assert record == native.record(2**63, (1, 2, 3), (4, 5, 6), 7, True, 2**31 - 1, bytes(range(16)))
     for sources in (bytes(33), b"\x10"):
         with pytest.raises(ValueError, match="sources: at most 32, each below 16"):
-            native.record(0, (1, 1, 1), (1, 1, 1), 0, 0, sources)
+            native.record(0, (1, 1, 1), (1, 1, 1), 0, False, 0, sources)
     with pytest.raises(TypeError):
         native.bind(x=np.zeros(3))
 

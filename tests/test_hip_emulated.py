@@ -196,7 +196,7 @@ def test_symbol_that_the_object_lacks(run):
         module = hip.load_module(0, loader.pack.read_object(entry))
         message = fails(DriverError, hip.function, 0, module, "w4a16_gem", 0)
         assert message.startswith("hipModuleGetFunction failed: hipErrorNotFound"), message
-        assert hip.function(0, module, entry.symbol, 0).symbol == entry.symbol
+        assert hip.function(0, module, entry.symbol, 0, False).symbol == entry.symbol
         hip.unload_module(0, module)
         """,
         "gfx1201",

@@ -29,6 +29,7 @@ def entry_of(row) -> Entry:
         needs=Needs(row.dtype, row.zero_points, tuple(Formula(text) for text in row.conditions)),
         roundings=row.roundings,
         weights_in_dtype=row.weights_in_dtype,
+        early_start=False,
         resources={},
     )
 

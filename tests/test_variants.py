@@ -45,6 +45,7 @@ def manifest(arch: str) -> Manifest:
             needs=Needs(row.dtype, row.zero_points, tuple(Formula(text) for text in row.conditions)),
             roundings=row.roundings,
             weights_in_dtype=row.weights_in_dtype,
+            early_start=False,
             resources={},
         )
         for row in variants(arch)

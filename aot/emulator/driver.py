@@ -64,7 +64,9 @@ class EmulatedDriver:
     def unload_module(self, ordinal: int, module: Module) -> None:
         pass
 
-    def function(self, ordinal: int, module: Module, symbol: str, max_dynamic_shared_bytes: int) -> Kernel:
+    def function(
+        self, ordinal: int, module: Module, symbol: str, max_dynamic_shared_bytes: int, early_start: bool
+    ) -> Kernel:
         return module.kernel(symbol)
 
     def launch(

@@ -50,6 +50,9 @@ typedef int (*Launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned
 // cuCtxGetCurrent, or hipGetDevice into the lower half.
 typedef int (*GetCurrent)(uint64_t *current);
 
+// cuStreamIsCapturing and hipStreamIsCapturing.
+typedef int (*IsCapturing)(void *stream, int *status);
+
 // The values that a kernel can take. The first five differ from call to call; the last one is the null pointer.
 enum { X, OUT, M_ROWS, X_ROW_STRIDE, OUT_ROW_STRIDE, VARYING, NUM_VALUES = 16 };
 #define MAX_ARGUMENTS 32
@@ -59,6 +62,7 @@ enum { X, OUT, M_ROWS, X_ROW_STRIDE, OUT_ROW_STRIDE, VARYING, NUM_VALUES = 16 };
 typedef struct {
   void *function;
   unsigned grid[3], block[3], shared_bytes, num_arguments;
+  int early_start;  // recorded into a graph it is launched in another way, by Python
   int64_t row_stride_limit;
   uint8_t sources[MAX_ARGUMENTS];  // of each argument: its place among the values
 } Record;
@@ -68,6 +72,7 @@ typedef struct {
   const Exchange *exchange;
   Launch launch;
   GetCurrent get_current;
+  IsCapturing is_capturing;
   uint64_t current;  // what get_current gives where the weight's device is current
   Device device;
   DType dtype;
@@ -189,6 +194,11 @@ static int find_choice(const Weight *weight, int64_t M, uint64_t low_bits, PyObj
   return PyBytes_Check(*record) && PyBytes_Size(*record) == sizeof(Record);
 }
 
+static int is_recorded(const Weight *weight, void *stream) {
+  int status = 0;
+  return weight->is_capturing(stream, &status) || status;
+}
+
 static int launch(const Weight *weight, const Record *record, const Rows *x, const Rows *out, void *stream) {
   // Of this call alone: threads share nothing.
   uint64_t values[NUM_VALUES];
@@ -260,7 +270,7 @@ static PyObject *call(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
   found = find_choice(weight, x_rows.M, low_bits, &choice, &record);
   if (found == 1) {
     const Record *known = (const Record *)PyBytes_AsString(record);
-    if (strides > known->row_stride_limit) {
+    if (strides > known->row_stride_limit || (known->early_start && is_recorded(weight, stream))) {
       found = 0;
     } else {
       int status = launch(weight, known, &x_rows, &out_rows, stream);
@@ -325,10 +335,10 @@ static PyObject *bind(PyObject *module, PyObject *arguments, PyObject *names) {
   (void)module;
   static char *keywords[] = {
       "x", "choices", "failed", "empty", "is_grad_enabled", "dispatch_depth", "is_profiling",
-      "launch", "get_current", "current", "K", "N", "low_bits", "single_row_stride", "single_out_row_stride",
+      "launch", "get_current", "is_capturing", "current", "K", "N", "low_bits", "single_row_stride", "single_out_row_stride",
       "values", "ranges", NULL};
   PyObject *x, *choices, *failed, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *values, *ranges;
-  unsigned long long launch_address, get_current_address, current;
+  unsigned long long launch_address, get_current_address, is_capturing_address, current;
   uint64_t borders[2 * MAX_RANGES];
   Tensor tensor;
   Weight *weight = PyMem_Calloc(1, sizeof(Weight));
@@ -338,9 +348,9 @@ static PyObject *bind(PyObject *module, PyObject *arguments, PyObject *names) {
     PyMem_Free(weight);
     return NULL;
   }
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "$OO!OOOOOKKKLLKLLOO:bind", keywords, &x, &PyDict_Type, &choices,
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "$OO!OOOOOKKKKLLKLLOO:bind", keywords, &x, &PyDict_Type, &choices,
                                    &failed, &empty, &is_grad_enabled, &dispatch_depth, &is_profiling, &launch_address,
-                                   &get_current_address, &current, &weight->K, &weight->N, &weight->low_bits,
+                                   &get_current_address, &is_capturing_address, &current, &weight->K, &weight->N, &weight->low_bits,
                                    &weight->single_row_stride, &weight->single_out_row_stride, &values, &ranges))
     goto failed;
   weight->exchange = exchange_of((PyObject *)Py_TYPE(x));
@@ -349,6 +359,7 @@ static PyObject *bind(PyObject *module, PyObject *arguments, PyObject *names) {
   weight->dtype = tensor.dtype;
   weight->launch = (Launch)(uintptr_t)launch_address;
   weight->get_current = (GetCurrent)(uintptr_t)get_current_address;
+  weight->is_capturing = (IsCapturing)(uintptr_t)is_capturing_address;
   weight->current = current;
   if (read_numbers(values, weight->values + VARYING, NUM_VALUES - VARYING - 1, "values") < 0) goto failed;
   Py_ssize_t count = read_numbers(ranges, borders, 2 * MAX_RANGES, "ranges");
@@ -379,9 +390,9 @@ static PyObject *make_record(PyObject *module, PyObject *arguments) {
   const char *sources;
   Py_ssize_t num_arguments;
   Record record = {0};
-  if (!PyArg_ParseTuple(arguments, "K(III)(III)ILy#:record", &function, &record.grid[0], &record.grid[1],
+  if (!PyArg_ParseTuple(arguments, "K(III)(III)IpLy#:record", &function, &record.grid[0], &record.grid[1],
                         &record.grid[2], &record.block[0], &record.block[1], &record.block[2], &record.shared_bytes,
-                        &limit, &sources, &num_arguments))
+                        &record.early_start, &limit, &sources, &num_arguments))
     return NULL;
   int fits = num_arguments <= MAX_ARGUMENTS;
   for (Py_ssize_t i = 0; fits && i < num_arguments; i++) fits = (uint8_t)sources[i] < NUM_VALUES;
@@ -400,7 +411,7 @@ static PyMethodDef methods[] = {
     {"bind", (PyCFunction)(void (*)(void))bind, METH_VARARGS | METH_KEYWORDS,
      "bind(*, x, choices, ...) -> call, for one weight and tensors like x"},
     {"record", make_record, METH_VARARGS,
-     "record(function, grid, block, shared_bytes, row_stride_limit, sources) -> bytes for a choice's `record`"},
+     "record(function, grid, block, shared_bytes, early_start, row_stride_limit, sources) -> bytes for a choice's `record`"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fastcall", NULL, -1, methods, NULL, NULL, NULL, NULL};

@@ -29,6 +29,7 @@ CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906
 CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
 CU_STREAM_CAPTURE_MODE_RELAXED = 2
+CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 # CUdevice_attribute.
 MAX_THREADS_PER_BLOCK = 1
@@ -56,6 +57,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
+    "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuStreamIsCapturing": (c_void_p, c_void_p),
     "cuStreamSynchronize": (c_void_p,),
     "cuThreadExchangeStreamCaptureMode": (c_void_p,),
@@ -81,6 +83,29 @@ class CudaFunction(NamedTuple):
 
     handle: int
     symbol: str
+    early_start: bool
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", c_int), ("padding", c_int), ("value", c_int * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", c_uint),
+    )
+
+
+_EARLY_START = _LaunchAttribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
 
 
 class CudaDriver:
@@ -127,7 +152,9 @@ class CudaDriver:
         with self._current(ordinal):
             self._call("cuModuleUnload", module, where=self._where(ordinal))
 
-    def function(self, ordinal: int, module: int, symbol: str, max_dynamic_shared_bytes: int) -> CudaFunction:
+    def function(
+        self, ordinal: int, module: int, symbol: str, max_dynamic_shared_bytes: int, early_start: bool
+    ) -> CudaFunction:
         handle = c_void_p()
         where = f"symbol {symbol}, {self._where(ordinal)}"
         with self._current(ordinal), self._load_beside_capture():
@@ -136,7 +163,7 @@ class CudaDriver:
                 limit = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 where = f"{max_dynamic_shared_bytes} bytes of dynamic shared memory, {where}"
                 self._call("cuFuncSetAttribute", handle, limit, max_dynamic_shared_bytes, where=where)
-        return CudaFunction(_handle(handle), symbol)
+        return CudaFunction(_handle(handle), symbol, early_start)
 
     def launch(
         self,
@@ -149,26 +176,48 @@ class CudaDriver:
         stream: int,
     ) -> None:
         # The hot path: a thread that torch has used has the device's context current already, so no guard is built.
-        functions = self._functions
-        launch = functions["cuLaunchKernel"]
         current = c_void_p()
-        status = functions["cuCtxGetCurrent"](byref(current))
+        status = self._functions["cuCtxGetCurrent"](byref(current))
         if status == 0 and current.value == self._contexts[ordinal]:
-            status = launch(function.handle, *grid, *block, shared_bytes, stream, arguments.address, None)
+            status = self._launch(function, grid, block, shared_bytes, arguments, stream)
         else:
             with self._current(ordinal):
-                status = launch(function.handle, *grid, *block, shared_bytes, stream, arguments.address, None)
+                status = self._launch(function, grid, block, shared_bytes, arguments, stream)
         if status:
             raise self._launch_error(ordinal, function, grid, block, shared_bytes, status)
+
+    def _launch(
+        self,
+        function: CudaFunction,
+        grid: Dim3,
+        block: Dim3,
+        shared_bytes: int,
+        arguments: ArgumentBuffer,
+        stream: int,
+    ) -> int:
+        # A kernel that starts early reads its weight before the stores of the kernel ahead are sure to be seen. In a
+        # graph that one is another layer's; outside, it may have written the weight. Nor is anything gained there: the
+        # host is slower.
+        functions = self._functions
+        if function.early_start:
+            capturing = c_int()
+            if functions["cuStreamIsCapturing"](stream, byref(capturing)) == 0 and capturing.value:
+                config = _LaunchConfig(grid, block, shared_bytes, stream, ctypes.pointer(_EARLY_START), 1)
+                return functions["cuLaunchKernelEx"](byref(config), function.handle, arguments.address, None)
+        return functions["cuLaunchKernel"](
+            function.handle, *grid, *block, shared_bytes, stream, arguments.address, None
+        )
 
     def launch_pointers(self, ordinal: int) -> LaunchPointers:
         from gristmill.drivers.protocol import LaunchPointers
 
         functions = self._load()
-        launch, get_current = (
-            ctypes.cast(functions[name], c_void_p).value or 0 for name in ("cuLaunchKernel", "cuCtxGetCurrent")
+        launch, get_current, is_capturing = (
+            ctypes.cast(functions[name], c_void_p).value or 0
+            for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuStreamIsCapturing")
         )
-        return LaunchPointers(launch, get_current, self._context(ordinal), partial(self._launch_error, ordinal))
+        context = self._context(ordinal)
+        return LaunchPointers(launch, get_current, is_capturing, context, partial(self._launch_error, ordinal))
 
     def _launch_error(
         self, ordinal: int, function: CudaFunction, grid: Dim3, block: Dim3, shared_bytes: int, status: int

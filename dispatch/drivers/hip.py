@@ -68,7 +68,9 @@ class HipDriver:
         with self._current(ordinal):
             self._call("hipModuleUnload", module, where=self._where(ordinal))
 
-    def function(self, ordinal: int, module: Any, symbol: str, max_dynamic_shared_bytes: int) -> HipFunction:
+    def function(
+        self, ordinal: int, module: Any, symbol: str, max_dynamic_shared_bytes: int, early_start: bool
+    ) -> HipFunction:
         # AMD has no opt-in limit: a kernel may always be launched with all the LDS that the device has.
         where = f"symbol {symbol}, {self._where(ordinal)}"
         with self._current(ordinal):

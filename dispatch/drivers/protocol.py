@@ -24,6 +24,7 @@ class LaunchPointers(NamedTuple):
 
     launch: int  # address of cuLaunchKernel or hipModuleLaunchKernel
     get_current: int  # address of cuCtxGetCurrent or hipGetDevice
+    is_capturing: int  # address of cuStreamIsCapturing or hipStreamIsCapturing
     current: int  # what get_current gives where the device is current
     error: Callable[[Any, Dim3, Dim3, int, int], DriverError]  # function, grid, block, shared bytes, code of the launch
 
@@ -55,8 +56,12 @@ class Driver(Protocol):
 
     def unload_module(self, ordinal: int, module: Any) -> None: ...
 
-    def function(self, ordinal: int, module: Any, symbol: str, max_dynamic_shared_bytes: int) -> Any:
-        """Look up a kernel and allow it as much dynamic shared memory as it will ever be launched with."""
+    def function(self, ordinal: int, module: Any, symbol: str, max_dynamic_shared_bytes: int, early_start: bool) -> Any:
+        """Look up a kernel and allow it as much dynamic shared memory as it will ever be launched with.
+
+        `early_start`: it may begin while the kernel ahead of it still runs, where the driver can do that and nothing but
+        x and out is shared between the two.
+        """
         ...
 
     def launch(

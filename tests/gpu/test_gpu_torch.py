@@ -358,5 +358,5 @@ def test_symbol_that_is_not_there(device):
     entry = next(iter(pack.manifest.entries.values()))
     module = driver.load_module(ordinal, pack.read_object(entry))
     with pytest.raises(DriverError, match=r"ModuleGetFunction failed: .*symbol missing, "):
-        driver.function(ordinal, module, "missing", 0)
+        driver.function(ordinal, module, "missing", 0, False)
     driver.unload_module(ordinal, module)

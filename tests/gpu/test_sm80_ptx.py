@@ -34,7 +34,7 @@ def test_every_sm80_entry_is_right_from_its_ptx(device):
     for name, entry in find_pack("sm80").manifest.entries.items():
         ptx = (Path(FOLDER) / "sm80" / f"{name}.ptx").read_bytes() + b"\0"
         module = driver.load_module(0, ptx)
-        function = driver.function(0, module, entry.symbol, max_dynamic_shared_bytes(entry, facts))
+        function = driver.function(0, module, entry.symbol, max_dynamic_shared_bytes(entry, facts), False)
         results = [run_case(LoadedKernel(entry, function), where, facts, case, rng) for case in cases_for(entry, facts)]
         driver.unload_module(0, module)
         failed += [f"{name}: {result}" for result in results if not result.passed]

@@ -151,6 +151,31 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
   return end(SUCCESS);
 }
 
+typedef struct {
+  int id, padding, value[16];
+} Attribute;
+
+typedef struct {
+  unsigned gx, gy, gz, bx, by, bz, shared;
+  void *stream;
+  Attribute *attributes;
+  unsigned num_attributes;
+} Config;
+
+int cuLaunchKernelEx(const Config *c, Function *f, void **parameters, void **extra) {
+  char values[MAX_ARGUMENTS * 21];
+  print_arguments(values, sizeof values, f, parameters);
+  CALL("symbol=%s device=%d grid=%u,%u,%u block=%u,%u,%u shared=%u stream=%llu extra=%d attributes=%u first=%d:%d "
+       "arguments=%s",
+       f->symbol, current ? current->device : -1, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared,
+       (unsigned long long)(uintptr_t)c->stream, extra != NULL, c->num_attributes, c->attributes->id,
+       c->attributes->value[0], values);
+  NEEDS_CONTEXT;
+  if (f->module->device != current->device) return end(INVALID_HANDLE);
+  if (c->shared > 49152 && (int)c->shared > f->dynamic_shared_bytes) return end(INVALID_VALUE);
+  return end(SUCCESS);
+}
+
 // Streams and events.
 
 int cuStreamIsCapturing(void *stream, int *status) {
