@@ -59,8 +59,8 @@ class Driver(Protocol):
     def function(self, ordinal: int, module: Any, symbol: str, max_dynamic_shared_bytes: int, early_start: bool) -> Any:
         """Look up a kernel and allow it as much dynamic shared memory as it will ever be launched with.
 
-        `early_start`: it may begin while the kernel ahead of it still runs, where the driver can do that and nothing but
-        x and out is shared between the two.
+        `early_start`: it may begin while the kernel ahead of it still runs, where the driver can do that and nothing
+        but x and out is shared between the two.
         """
         ...
 
