@@ -8,6 +8,7 @@ Names are loaded on first use: importing the package imports neither numpy nor t
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -32,7 +33,7 @@ _HOMES = {
 }
 
 # Modules that can be reached without importing them by name.
-_MODULES = ("nn",)
+_MODULES = ("nn", "strict")
 
 __all__ = ["Device", "DeviceArray", "PackedWeight", "linear", "pack", "preload", "to_device", "to_torch"]
 
@@ -51,3 +52,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, *_MODULES})
+
+
+if os.environ.get("GRISTMILL_STRICT"):
+    from gristmill.strict import enable_as_asked
+
+    enable_as_asked()

@@ -71,3 +71,7 @@ class NoDeviceError(GristmillError):
 
 class NotLoadedError(GristmillError):
     """A kernel would have to be loaded during stream capture; `preload` was not called."""
+
+
+class StrictModeError(GristmillError):
+    """Strict mode is on, and something was about to compile, start a process, open a socket or write a file."""
