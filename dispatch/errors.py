@@ -69,6 +69,10 @@ class NoDeviceError(GristmillError):
     """The driver works but sees no such device."""
 
 
+class ForkedProcessError(GristmillError):
+    """The process is a fork of one that had used the driver; nothing of the driver works in it."""
+
+
 class NotLoadedError(GristmillError):
     """A kernel would have to be loaded during stream capture; `preload` was not called."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gristmill.arrays import Device
 from gristmill.device import DeviceFacts
-from gristmill.drivers import get_driver
+from gristmill.drivers import fork_guard, get_driver
 from gristmill.drivers.protocol import Driver
 from gristmill.errors import ManifestError, NotLoadedError
 from gristmill.launch import INT32_MAX
@@ -142,3 +142,15 @@ def forget_loaders() -> None:
             cache.clear()
         while _loaders:
             _loaders.popitem()[1].unload()
+
+
+def _forget_in_fork() -> None:
+    """In the child of a fork: drop what is the parent's, without a call to its driver."""
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    for cache in dependent_caches:
+        cache.clear()
+    _loaders.clear()
+
+
+fork_guard.in_child.append(_forget_in_fork)

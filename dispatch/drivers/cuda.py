@@ -13,13 +13,15 @@ from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c
 from typing import Any, NamedTuple
 
 from gristmill.device import DeviceFacts
+from gristmill.drivers import fork_guard
 from gristmill.drivers.protocol import Dim3
-from gristmill.errors import DriverError, GristmillError, NoDeviceError, NoDriverError
+from gristmill.errors import DriverError, ForkedProcessError, GristmillError, NoDeviceError, NoDriverError
 from gristmill.launch import ArgumentBuffer
 
 LIBRARY = "libcuda.so.1"
 INSTALL_DRIVER = "install the NVIDIA driver; in a container, start it with the GPUs (docker run --gpus all)"
 
+CUDA_ERROR_NOT_INITIALIZED = 3
 CUDA_ERROR_NO_DEVICE = 100
 CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906
 
@@ -235,9 +237,15 @@ class CudaDriver:
             except (OSError, AttributeError) as error:  # not there, or of a driver that is too old
                 raise NoDriverError(f"{LIBRARY} cannot be loaded ({error}); {INSTALL_DRIVER}") from error
             status = functions["cuInit"](0)
+            if status == CUDA_ERROR_NOT_INITIALIZED:  # what cuInit itself returns after a fork
+                text = _text(functions, status)
+                raise ForkedProcessError(
+                    f"cuInit failed: {text}; this is a fork of a process that had used CUDA; {fork_guard.FIX}"
+                )
             if status and status != CUDA_ERROR_NO_DEVICE:
                 raise NoDriverError(f"cuInit failed: {_text(functions, status)}; {INSTALL_DRIVER}")
             self._functions = functions
+            fork_guard.guard(self)
         return self._functions
 
     def _context(self, ordinal: int) -> int:

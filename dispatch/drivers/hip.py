@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.device import DeviceFacts
+from gristmill.drivers import fork_guard
 from gristmill.drivers.protocol import Dim3
 from gristmill.errors import DriverError, GristmillError, NoDeviceError, NoDriverError
 from gristmill.launch import ArgumentBuffer
@@ -186,6 +187,7 @@ class HipDriver:
             if status and int(status) != HIP_ERROR_NO_DEVICE:
                 raise NoDriverError(f"hipInit failed: {_text(hip, status)}; {INSTALL_DRIVER}")
             self._bindings = hip
+            fork_guard.guard(self)
         return self._bindings
 
     @contextmanager
