@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gristmill.gemm import linear
     from gristmill.packed_weight import PackedWeight, pack
     from gristmill.placement import to_device
-    from gristmill.preloading import preload
+    from gristmill.preloading import preload, unload
     from gristmill.torch_adapter import to_torch
 
 _HOMES = {
@@ -30,12 +30,13 @@ _HOMES = {
     "preload": "gristmill.preloading",
     "to_device": "gristmill.placement",
     "to_torch": "gristmill.torch_adapter",
+    "unload": "gristmill.preloading",
 }
 
 # Modules that can be reached without importing them by name.
 _MODULES = ("nn", "strict")
 
-__all__ = ["Device", "DeviceArray", "PackedWeight", "linear", "pack", "preload", "to_device", "to_torch"]
+__all__ = ["Device", "DeviceArray", "PackedWeight", "linear", "pack", "preload", "to_device", "to_torch", "unload"]
 
 
 def __getattr__(name: str) -> Any:

@@ -77,5 +77,9 @@ class NotLoadedError(GristmillError):
     """A kernel would have to be loaded during stream capture; `preload` was not called."""
 
 
+class PreloadLimitError(GristmillError):
+    """More device code would have to be loaded than `preload` was allowed; nothing has been loaded."""
+
+
 class StrictModeError(GristmillError):
     """Strict mode is on, and something was about to compile, start a process, open a socket or write a file."""

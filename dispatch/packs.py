@@ -34,21 +34,28 @@ class Pack:
             raise ManifestError(f"{path}: {error.strerror}") from None
         return Pack(folder, Manifest.parse(data, origin=str(path)))
 
+    def object_path(self, entry: Entry) -> Path:
+        """The file of the entry's code object."""
+        return self.folder / "objects" / f"{entry.object}.{self.manifest.kind}"
+
+    def object_bytes(self, entry: Entry) -> int:
+        """Size of the entry's code object; DamagedPackError when it is not there."""
+        path = self.object_path(entry)
+        try:
+            return path.stat().st_size
+        except OSError as error:
+            raise self._damaged(f"{path}: {error.strerror}") from None
+
     def read_object(self, entry: Entry) -> bytes:
         """The bytes of the entry's code object; DamagedPackError unless their sha256 is the manifest's."""
-        path = self.folder / "objects" / f"{entry.object}.{self.manifest.kind}"
+        path = self.object_path(entry)
         try:
             code = path.read_bytes()
         except OSError as error:
-            raise DamagedPackError(
-                f"{path}: {error.strerror}; reinstall {distribution_name(self.manifest.arch)}"
-            ) from None
+            raise self._damaged(f"{path}: {error.strerror}") from None
         digest = hashlib.sha256(code).hexdigest()
         if digest != entry.object:
-            raise DamagedPackError(
-                f"{path}: {len(code)} bytes with sha256 {digest}, the manifest says {entry.object}; "
-                f"reinstall {distribution_name(self.manifest.arch)}"
-            )
+            raise self._damaged(f"{path}: {len(code)} bytes with sha256 {digest}, the manifest says {entry.object}")
         return code
 
     def verified(self) -> dict[str, Record]:
@@ -57,6 +64,9 @@ class Pack:
         if not path.exists():
             return {}
         return records_of(self.manifest.entries, read_records(path.read_bytes(), str(path)))
+
+    def _damaged(self, what: str) -> DamagedPackError:
+        return DamagedPackError(f"{what}; reinstall {distribution_name(self.manifest.arch)}")
 
 
 def distribution_name(arch: str) -> str:

@@ -6,8 +6,9 @@ import stub_compute
 from gristmill.packed_weight import PackedWeight
 
 
-def multiply(host: PackedWeight, x: np.ndarray, device: str) -> np.ndarray:
-    """x times a host weight, on `device` of the stub."""
-    stub_compute.attach()
+def multiply(host: PackedWeight, x: np.ndarray, device: str, on_stub: bool = False) -> np.ndarray:
+    """x times a host weight, on `device`, which may be the stub's."""
+    if on_stub:
+        stub_compute.attach()
     weight = gristmill.to_device(host, device)
     return gristmill.linear(gristmill.DeviceArray.from_numpy(x, device), weight).to_numpy()

@@ -174,7 +174,7 @@ def test_preload_loads_all_that_any_call_can_hit(fake_device):
     weight = fake_driver.random_weight(8, 32, 32, "bfloat16", zero_points=True)
     placed = to_device(weight, "fake:0")  # preloads; K >= 64 rules the tiles out
     assert loader.loaded() == ["small_bfloat16_zp", "floor_bfloat16_zp"]
-    assert preload(placed, range(1, 3)) == ["floor_bfloat16_zp", "small_bfloat16_zp"]
+    assert preload(placed, range(1, 3)).entries == ("floor_bfloat16_zp", "small_bfloat16_zp")
     loaded = len(fake_device.called("load_module"))
     for M in (1, 4, 5, 300):
         for offset in (0, 1):

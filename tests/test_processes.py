@@ -163,7 +163,7 @@ def test_spawn_after_the_driver_was_used(run):
         weight = gristmill.to_device(host, "cuda:0")
         expected = gristmill.linear(DeviceArray.from_numpy(x, "cuda:0"), weight).to_numpy()
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            np.testing.assert_array_equal(pool.apply(spawned_job.multiply, (host, x, "cuda:1")), expected)
+            np.testing.assert_array_equal(pool.apply(spawned_job.multiply, (host, x, "cuda:1", True)), expected)
         """,
         STUB_DEVICES="9.0,9.0",
     )
