@@ -1,6 +1,6 @@
 """The manifest of a pack: all that select, load and launch need to know, as data.
 
-`Manifest.parse` takes untrusted bytes and raises ManifestError or PackSchemaError for whatever is wrong with them;
+`Manifest.parse` takes untrusted bytes and raises ManifestError or a PackSchemaError for whatever is wrong with them;
 `Manifest.dump` is its inverse and gives the same bytes for the same content. The format is described in
 docs/pack-format.md.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.errors import FormulaError, ManifestError, PackSchemaError
+from gristmill.errors import FormulaError, ManifestError, PackTooNewError, PackTooOldError
 from gristmill.formula import Formula
 from gristmill.problem import DTYPES, OP_W4A16_GEMM
 
@@ -97,7 +97,7 @@ class Manifest:
 
         Raises
         ------
-        PackSchemaError : a schema number that this version does not read
+        PackTooNewError, PackTooOldError : a schema number that this version does not read
         ManifestError : anything else that is wrong; the message names `origin` and the field
         """
         return _Reader(origin).manifest(data)
@@ -151,6 +151,9 @@ class _Reader:
     def fail(self, where: str, what: str) -> ManifestError:
         return ManifestError(f"{self.origin}: {where}: {what}")
 
+    def other_schema(self, schema: int, what: str, action: str) -> str:
+        return f"{self.origin}: schema {schema} is {what} than schema {SCHEMA}, which this gristmill reads; {action}"
+
     def manifest(self, data: bytes) -> Manifest:
         if len(data) > MAX_BYTES:
             raise self.fail("file", f"{len(data)} bytes, more than {MAX_BYTES}")
@@ -163,13 +166,14 @@ class _Reader:
         schema = document.get("schema")
         if type(schema) is not int:
             raise self.fail("schema", f"must be an integer, got {schema!r}")
-        if schema != SCHEMA:
-            older, action = (schema < SCHEMA, "rebuild or upgrade the pack")
-            if not older:
-                action = "upgrade gristmill: pip install --upgrade gristmill"
-            raise PackSchemaError(
-                f"{self.origin}: schema {schema} is {'older' if older else 'newer'} than schema {SCHEMA}, "
-                f"which this gristmill reads; {action}"
+        if schema < SCHEMA:
+            wheel = f"gristmill-{self.name(document, 'arch', 'manifest')}"
+            raise PackTooOldError(
+                self.other_schema(schema, "older", f"upgrade the pack: pip install --upgrade {wheel}")
+            )
+        if schema > SCHEMA:
+            raise PackTooNewError(
+                self.other_schema(schema, "newer", "upgrade gristmill: pip install --upgrade gristmill")
             )
         entries = {}
         for index, row in enumerate(self.field(document, "entries", list, "manifest")):

@@ -62,6 +62,9 @@ class FakeDriver:
     def unavailable_reason(self):
         return None
 
+    def version(self):
+        return "0.0"
+
     def device_count(self):
         return len(self.facts)
 

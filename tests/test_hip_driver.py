@@ -42,6 +42,7 @@ def test_facts(run):
         """
         assert hip.unavailable_reason() is None
         assert hip.device_count() == 2
+        assert hip.version() == "7.2.53211"
         facts = hip.device_facts(1)
         assert (facts.backend, facts.arch, facts.name) == ("hip", "gfx90a", "stub device 1")
         assert (facts.warp_size, facts.multiprocessor_count) == (32, 20)

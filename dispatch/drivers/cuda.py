@@ -42,6 +42,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuGetErrorName": (c_int, c_void_p),
     "cuGetErrorString": (c_int, c_void_p),
+    "cuDriverGetVersion": (c_void_p,),
     "cuDeviceGetCount": (c_void_p,),
     "cuDeviceGet": (c_void_p, c_int),
     "cuDeviceGetName": (c_void_p, c_int, c_int),
@@ -98,6 +99,11 @@ class CudaDriver:
             return None if self.device_count() else "the NVIDIA driver works but sees no device"
         except GristmillError as error:
             return str(error)
+
+    def version(self) -> str:
+        version = c_int()
+        self._call("cuDriverGetVersion", byref(version))
+        return f"{version.value // 1000}.{version.value % 1000 // 10}"  # of CUDA, the newest that the driver serves
 
     def device_count(self) -> int:
         count = c_int(0)

@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gristmill.drivers.protocol import Driver
 from gristmill.errors import ForkedProcessError
+
+if TYPE_CHECKING:
+    from gristmill.drivers.protocol import Driver
 
 FIX = "start workers with multiprocessing's 'spawn' method, or use the GPU only after the fork"
 
 # What a child has to forget, by whoever keeps it.
 in_child: list[Callable[[], None]] = []
 
-_METHODS = tuple(name for name, value in vars(Driver).items() if callable(value) and not name.startswith("_"))
 _drivers: list[Driver] = []
 _lock = threading.Lock()
 _registered = False
@@ -53,8 +54,9 @@ def _disable(driver: Driver) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise ForkedProcessError(message)
 
-    for name in _METHODS:
-        setattr(driver, name, refuse)
+    for name in dir(driver):
+        if callable(getattr(driver, name)) and not name.startswith("_"):
+            setattr(driver, name, refuse)
     setattr(driver, "unavailable_reason", lambda: message)  # noqa: B010
     # Arrays and modules of the parent that are collected here are still the parent's.
     for name in ("free", "unload_module"):

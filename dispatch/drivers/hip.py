@@ -47,6 +47,10 @@ class HipDriver:
         except GristmillError as error:
             return str(error)
 
+    def version(self) -> str:
+        version = self._call("hipRuntimeGetVersion")
+        return f"{version // 10_000_000}.{version // 100_000 % 100}.{version % 100_000}"
+
     def device_count(self) -> int:
         if self._count is None:
             self._count = self._call("hipGetDeviceCount", accept={HIP_ERROR_NO_DEVICE: 0})

@@ -47,6 +47,12 @@ int cuInit(unsigned flags) {
   return end(device_count() ? SUCCESS : NO_DEVICE);
 }
 
+int cuDriverGetVersion(int *version) {
+  CALL("%s", "");
+  *version = 13010;
+  return end(SUCCESS);
+}
+
 int cuDeviceGetCount(int *count) {
   CALL("%s", "");
   *count = device_count();
