@@ -151,6 +151,11 @@ class _Reader:
     def fail(self, where: str, what: str) -> ManifestError:
         return ManifestError(f"{self.origin}: {where}: {what}")
 
+    def other_schema(self, schema: int, what: str, action: str) -> PackSchemaError:
+        return PackSchemaError(
+            f"{self.origin}: schema {schema} is {what} than schema {SCHEMA}, which this gristmill reads; {action}"
+        )
+
     def manifest(self, data: bytes) -> Manifest:
         if len(data) > MAX_BYTES:
             raise self.fail("file", f"{len(data)} bytes, more than {MAX_BYTES}")
@@ -163,14 +168,11 @@ class _Reader:
         schema = document.get("schema")
         if type(schema) is not int:
             raise self.fail("schema", f"must be an integer, got {schema!r}")
-        if schema != SCHEMA:
-            older, action = (schema < SCHEMA, "rebuild or upgrade the pack")
-            if not older:
-                action = "upgrade gristmill: pip install --upgrade gristmill"
-            raise PackSchemaError(
-                f"{self.origin}: schema {schema} is {'older' if older else 'newer'} than schema {SCHEMA}, "
-                f"which this gristmill reads; {action}"
-            )
+        if schema < SCHEMA:
+            wheel = f"gristmill-{self.name(document, 'arch', 'manifest')}"
+            raise self.other_schema(schema, "older", f"upgrade the pack: pip install --upgrade {wheel}")
+        if schema > SCHEMA:
+            raise self.other_schema(schema, "newer", "upgrade gristmill: pip install --upgrade gristmill")
         entries = {}
         for index, row in enumerate(self.field(document, "entries", list, "manifest")):
             entry = self.entry(row, f"entries[{index}]")
