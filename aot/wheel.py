@@ -28,10 +28,11 @@ from gristmill.aot.environment import child_environment, source_date_epoch
 from gristmill.aot.errors import WheelError
 from gristmill.aot.pack import check_pack
 from gristmill.aot.toolchain import WHEEL_PACKAGES, require
+from gristmill.manifest import Entry, Manifest
 from gristmill.packs import NAMESPACE, distribution_name
 
-# The most that a pack's wheel may have.
-PACK_BUDGET_BYTES = 10_000_000
+# The most that a wheel may have.
+BUDGET_BYTES = 10_000_000
 
 _CORE_FILES = ("pyproject.toml", "README.md", "LICENSE")
 
@@ -64,6 +65,17 @@ Kernels of Gristmill {version}, compiled ahead of time for {arch}: {entries} ent
 
 
 @dataclass(frozen=True, slots=True)
+class KernelSize:
+    """What one code object takes of its wheel."""
+
+    op: str
+    entries: tuple[str, ...]  # that run it; such as differ in their needs alone share it
+    object: str
+    bytes: int
+    compressed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Wheel:
     """A wheel that was made."""
 
@@ -72,9 +84,10 @@ class Wheel:
     sha256: str
     arch: str | None  # None for the core
     entries: int
+    kernels: tuple[KernelSize, ...]  # largest first
 
 
-def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = PACK_BUDGET_BYTES) -> Wheel:
+def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = BUDGET_BYTES) -> Wheel:
     """Make the wheel of the pack in `folder`.
 
     Raises
@@ -112,15 +125,15 @@ def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = P
         "LICENSE": license_text,
     }
     path = _build(files, texts, out, wanted=list(files.values()), budget_bytes=budget_bytes)
-    return _wheel(path, manifest.arch, len(manifest.entries))
+    return _wheel(path, manifest.arch, len(manifest.entries), _kernel_sizes(path, manifest))
 
 
-def core_wheel(source: Path, out: Path) -> Wheel:
+def core_wheel(source: Path, out: Path, budget_bytes: int = BUDGET_BYTES) -> Wheel:
     """Make the wheel of `gristmill` itself from the source tree `source`.
 
     Raises
     ------
-    WheelError : no source tree, or a file of it that pyproject.toml leaves out
+    WheelError : no source tree, a file of it that pyproject.toml leaves out, or a wheel larger than the budget
     """
     missing = [name for name in _CORE_FILES if not (source / name).exists()]
     if missing:
@@ -132,7 +145,7 @@ def core_wheel(source: Path, out: Path) -> Wheel:
             within = path.relative_to(source / folder).as_posix()
             files[path] = f"{folder}/{within}"
             wanted.append(f"{place}/{within}")
-    return _wheel(_build(files, {}, out, wanted), None, 0)
+    return _wheel(_build(files, {}, out, wanted, budget_bytes), None, 0, ())
 
 
 def core_folders(source: Path) -> dict[str, str]:
@@ -172,7 +185,7 @@ def _build(
     texts: Mapping[str, str],
     out: Path,
     wanted: list[str],
-    budget_bytes: int | None = None,
+    budget_bytes: int,
 ) -> Path:
     """Stage `files` (path -> place in the project) and `texts`, build the wheel and move it into `out`."""
     require(WHEEL_PACKAGES, "making wheels")
@@ -203,7 +216,7 @@ def _build(
         if lost:
             raise WheelError(f"{wheel.name} lacks {', '.join(lost)}; are package and data listed in pyproject.toml?")
         size = wheel.stat().st_size
-        if budget_bytes is not None and size > budget_bytes:
+        if size > budget_bytes:
             raise WheelError(f"{wheel.name} has {size} bytes, more than the budget of {budget_bytes}")
         final = out / wheel.name
         wheel.replace(final)
@@ -222,6 +235,19 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
-def _wheel(path: Path, arch: str | None, entries: int) -> Wheel:
+def _kernel_sizes(wheel: Path, manifest: Manifest) -> tuple[KernelSize, ...]:
+    users: dict[str, list[Entry]] = {}
+    for entry in manifest.entries.values():
+        users.setdefault(entry.object, []).append(entry)
+    sizes = []
+    with zipfile.ZipFile(wheel) as archive:
+        for digest, entries in users.items():
+            info = archive.getinfo(f"{NAMESPACE}/{manifest.arch}/objects/{digest}.{manifest.kind}")
+            names = tuple(entry.name for entry in entries)
+            sizes.append(KernelSize(entries[0].op, names, digest, info.file_size, info.compress_size))
+    return tuple(sorted(sizes, key=lambda size: (-size.compressed_bytes, size.entries)))
+
+
+def _wheel(path: Path, arch: str | None, entries: int, kernels: tuple[KernelSize, ...]) -> Wheel:
     data = path.read_bytes()
-    return Wheel(path, len(data), hashlib.sha256(data).hexdigest(), arch, entries)
+    return Wheel(path, len(data), hashlib.sha256(data).hexdigest(), arch, entries, kernels)
