@@ -1,4 +1,4 @@
-"""Wheels: one of data for each pack, and the core wheel from the source tree.
+"""Wheels: one of data for each pack, and from the source tree the core, with its extension in C and without.
 
 A pack's wheel holds `gristmill_packs/<arch>/...` as a portion of a namespace package: no `__init__.py`, so
 that the wheels of several archs lie side by side and any of them can go alone. It does not require
@@ -15,11 +15,12 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,12 @@ from gristmill.packs import NAMESPACE, distribution_name
 # The most that a wheel may have.
 BUDGET_BYTES = 10_000_000
 
-_CORE_FILES = ("pyproject.toml", "README.md", "LICENSE")
+CORE_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+# Where the extension is built for: zig links against any version of glibc, this one is that of manylinux2014.
+PLATFORM = "manylinux_2_17_x86_64"
+ZIG_TARGET = "x86_64-linux-gnu.2.17"
+EXTENSION = "gristmill/_fastcall.abi3.so"
 
 _PACK_PROJECT = """\
 [build-system]
@@ -128,24 +134,36 @@ def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = B
     return _wheel(path, manifest.arch, len(manifest.entries), _kernel_sizes(path, manifest))
 
 
-def core_wheel(source: Path, out: Path, budget_bytes: int = BUDGET_BYTES) -> Wheel:
-    """Make the wheel of `gristmill` itself from the source tree `source`.
+def core_wheel(source: Path, out: Path, platform: str | None = None, budget_bytes: int = BUDGET_BYTES) -> Wheel:
+    """Make the wheel of `gristmill` itself from the source tree `source`: for `PLATFORM`, or for any, in Python alone.
 
     Raises
     ------
     WheelError : no source tree, a file of it that pyproject.toml leaves out, or a wheel larger than the budget
     """
-    missing = [name for name in _CORE_FILES if not (source / name).exists()]
+    missing = [name for name in CORE_FILES if not (source / name).exists()]
     if missing:
         raise WheelError(f"{source} is not the source tree of gristmill: no {', '.join(missing)}")
-    files = {source / name: name for name in _CORE_FILES}
+    files = {source / name: name for name in CORE_FILES}
     wanted = []
     for folder, place in core_folders(source).items():
         for path in _files(source / folder):
             within = path.relative_to(source / folder).as_posix()
             files[path] = f"{folder}/{within}"
             wanted.append(f"{place}/{within}")
-    return _wheel(_build(files, {}, out, wanted, budget_bytes), None, 0, ())
+    if platform is None:
+        path = _build(files, {}, out, wanted, budget_bytes, environment={"GRISTMILL_PURE_PYTHON": "1"})
+    else:
+        options = [f"--config-setting=--build-option=--plat-name={platform}"]
+        path = _build(files, {}, out, [*wanted, EXTENSION], budget_bytes, zig_environment(), options)
+    return _wheel(path, None, 0, ())
+
+
+def zig_environment() -> dict[str, str]:
+    """What makes setuptools compile with ziglang; the object has no paths and no debug information."""
+    require({"ziglang": "ziglang"}, "making the wheel with the extension")
+    compiler = shlex.join([sys.executable, "-m", "ziglang", "cc", "-target", ZIG_TARGET])
+    return {"CC": compiler, "LDSHARED": f"{compiler} -shared", "CFLAGS": "-O2 -g0", "LDFLAGS": "-s"}
 
 
 def core_folders(source: Path) -> dict[str, str]:
@@ -186,6 +204,8 @@ def _build(
     out: Path,
     wanted: list[str],
     budget_bytes: int,
+    environment: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> Path:
     """Stage `files` (path -> place in the project) and `texts`, build the wheel and move it into `out`."""
     require(WHEEL_PACKAGES, "making wheels")
@@ -198,9 +218,9 @@ def _build(
         for place, text in texts.items():
             _stage(project / place, text.encode())
         process = subprocess.run(
-            [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(made), str(project)],
+            [sys.executable, "-m", "build", "--wheel", "--no-isolation", *options, "--outdir", str(made), str(project)],
             cwd=project,
-            env=child_environment(SOURCE_DATE_EPOCH=str(source_date_epoch())),
+            env=child_environment(SOURCE_DATE_EPOCH=str(source_date_epoch()), **(environment or {})),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -232,7 +252,12 @@ def _stage(path: Path, data: bytes) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    """The files below `folder`, without what Python and an editable install leave there."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
+    )
 
 
 def _kernel_sizes(wheel: Path, manifest: Manifest) -> tuple[KernelSize, ...]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gristmill.errors import FormulaError, ManifestError, PackSchemaError
 from gristmill.formula import Formula
@@ -37,14 +36,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     name: str  # one of ARGUMENT_NAMES; free for type "null"
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(NamedTuple):
     """What must hold for an entry to be right; selection never takes an entry whose needs do not hold."""
 
     dtype: str
@@ -52,8 +49,7 @@ class Needs:
     conditions: tuple[Formula, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One kernel of one code object."""
 
     name: str
@@ -72,8 +68,7 @@ class Entry:
     resources: Mapping[str, int]  # registers, spills, ...: read from the code object
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One row of the policy: where `when` holds, take the first of `entries` whose needs hold."""
 
     when: Formula
@@ -81,8 +76,7 @@ class Rule:
     origin: str  # "measured on NVIDIA H200", "table for gfx1201, not measured"
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     arch: str
     kind: str  # "hsaco" or "cubin"
     version: str  # of the distribution that built it

@@ -46,7 +46,7 @@ def build(source: Path, library: Path) -> Path:
     if compiler is None:
         pytest.skip("no C compiler for the stub")
     paths = ["-I", str(TESTS / "stub_common"), "-o", str(library), str(source)]
-    subprocess.run([compiler, *FLAGS, *paths, "-lpthread", "-ldl"], check=True)
+    subprocess.run([compiler, *FLAGS, *paths, "-lpthread"], check=True)
     return library
 
 

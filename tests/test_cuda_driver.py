@@ -21,14 +21,22 @@ def stub_library(tmp_path_factory):
 @pytest.fixture
 def run(stub_library, tmp_path):
     """Runs a program beside the stub with a pack for sm90 and sm80; returns the calls that the stub saw."""
-    pytest.importorskip("cuda.bindings.driver")
     for arch in ("sm90", "sm80"):
         stub_driver.write_pack(tmp_path / "packs", arch)
-    cuda = 'cuda = get_driver("cuda")\n'
     return lambda program, **settings: stub_driver.run(
-        stub_library, tmp_path, cuda + textwrap.dedent(program), **settings
+        stub_library, tmp_path, CUDA + textwrap.dedent(program), **settings
     )
 
+
+CUDA = """
+import ctypes
+cuda = get_driver("cuda")
+
+def current_context():
+    context = ctypes.c_void_p()
+    assert ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context)) == 0
+    return context.value or 0
+"""
 
 PLACE = """
 host = fake_driver.random_weight(72, 136, 64, zero_points=True, bias=True)
@@ -90,7 +98,6 @@ def test_context_is_made_current_and_put_back(run):
     calls = run(
         """
         import threading
-        from cuda.bindings import driver as api
         host = fake_driver.random_weight(8, 32, 32, zero_points=True)
         weights = [gristmill.to_device(host, f"cuda:{i}") for i in (0, 1)]
         inputs = [DeviceArray.from_numpy(fake_driver.random_x(2, 32), f"cuda:{i}") for i in (0, 1)]
@@ -98,14 +105,14 @@ def test_context_is_made_current_and_put_back(run):
 
         def work():
             for current in (0, *contexts):
-                api.cuCtxSetCurrent(current)
+                cuda._call("cuCtxSetCurrent", current)
                 for i in (0, 1):
                     gristmill.linear(inputs[i], weights[i])
-                    assert int(api.cuCtxGetCurrent()[1]) == current
+                    assert current_context() == current
             done.append(True)
 
         done = []
-        assert int(api.cuCtxGetCurrent()[1]) == 0
+        assert current_context() == 0
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -175,8 +182,6 @@ def test_every_call_of_the_path_can_fail(run):
     calls = run(
         PLACE
         + """
-from cuda.bindings import driver as api
-first = len(cuda._contexts)
 for call in (
     "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuStreamIsCapturing", "cuLaunchKernel",
     "cuThreadExchangeStreamCaptureMode",
@@ -191,7 +196,7 @@ for call in (
         assert ("symbol symbol_small" in message) == has_symbol, message
         assert "cuda:0 (sm90)" in message or call.startswith("cuThread"), message
         os.environ["STUB_FAIL"] = ""
-        assert int(api.cuCtxGetCurrent()[1]) == 0
+        assert current_context() == 0
         gristmill.linear(x, weight.map(lambda array: array))
 for call, function, arguments in (
     ("cuMemAlloc", DeviceArray.empty, ("cuda:0", (3, 4), "float16")),
@@ -208,7 +213,7 @@ for call, function, arguments in (
     assert fails(DriverError, function, *arguments).startswith(f"{call} failed: NAME_OF_2"), call
     os.environ["STUB_FAIL"] = ""
     function(*arguments)
-    assert int(api.cuCtxGetCurrent()[1]) == 0
+    assert current_context() == 0
 os.environ["STUB_FAIL"] = "cuLaunchKernel=12345"
 assert "cuLaunchKernel failed: " in fails(DriverError, gristmill.linear, x, weight)
 os.environ["STUB_FAIL"] = "cuCtxGetCurrent=201"
@@ -258,7 +263,6 @@ def test_initialisation_fails(run):
 def test_no_library(run, tmp_path):
     run(
         """
-        import ctypes
         try:
             ctypes.CDLL("libcuda.so.1")
             sys.exit(0)  # this machine has a driver
@@ -272,11 +276,44 @@ def test_no_library(run, tmp_path):
     )
 
 
-def test_no_package(run):
+def test_library_of_a_driver_that_is_too_old(run, tmp_path):
+    library = stub_driver.build(stub_driver.TESTS / "stub_cuda/too_old.c", tmp_path / "libcuda.so.1")
     run(
         """
-        sys.modules["cuda"] = None
         reason = cuda.unavailable_reason()
-        assert "cuda-python cannot be imported" in reason and "pip install 'gristmill[cuda]'" in reason, reason
-        """
+        assert "libcuda.so.1 cannot be loaded" in reason and "cuGetErrorName" in reason, reason
+        assert "install the NVIDIA driver" in reason, reason
+        """,
+        LD_LIBRARY_PATH=str(library.parent),
     )
+
+
+def test_launch_without_a_package_for_cuda(run):
+    """The driver's library is all that a launch needs."""
+    run('sys.modules["cuda"] = None\n' + PLACE + "gristmill.linear(x, weight)")
+
+
+def test_pointers_for_a_launch_from_c(run):
+    calls = run(
+        PLACE
+        + """
+from gristmill.launch import ArgumentBuffer
+from gristmill.prepared import prepare
+pointers = cuda.launch_pointers(0)
+context = ctypes.c_uint64()
+cuda._call("cuCtxSetCurrent", pointers.current)
+assert ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(pointers.get_current)(ctypes.byref(context)) == 0
+assert context.value == pointers.current != 0
+kernel = loader_for(Device("cuda", 0)).kernel(next(iter(prepare(weight).loader.pack.manifest.entries.values())))
+launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)(pointers.launch)
+arguments = ArgumentBuffer(kernel.entry.arguments).address
+assert launch(kernel.function.handle, 1, 2, 3, 4, 5, 6, 7, 8, arguments, None) == 0
+os.environ["STUB_FAIL"] = "cuLaunchKernel=719"
+status = launch(kernel.function.handle, 1, 2, 3, 4, 5, 6, 7, 8, arguments, None)
+message = str(pointers.error(kernel.function, (1, 2, 3), (4, 5, 6), 7, status))
+assert message.startswith("cuLaunchKernel failed: NAME_OF_719 (stub text of code 719) [symbol symbol_"), message
+assert "grid (1, 2, 3), block (4, 5, 6), 7 bytes of dynamic shared memory" in message, message
+os.environ["STUB_FAIL"] = ""
+"""
+    )
+    assert named(calls, "cuLaunchKernel")[0]["grid"] == "1,2,3"

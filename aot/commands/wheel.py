@@ -1,4 +1,4 @@
-"""`gristmill wheel`: make the core wheel and one wheel of data for each pack."""
+"""`gristmill wheel`: make the core wheels and one wheel of data for each pack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gristmill.packs import Pack
 if TYPE_CHECKING:
     from gristmill.aot.wheel import Wheel
 
-HELP = "make the core wheel and a wheel of data for each pack"
+HELP = "make the core wheels and a wheel of data for each pack"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     require(BUILD_PACKAGES | WHEEL_PACKAGES, "making wheels")
-    from gristmill.aot.wheel import BUDGET_BYTES, core_wheel, find_license, pack_wheel, source_tree
+    from gristmill.aot.wheel import BUDGET_BYTES, PLATFORM, core_wheel, find_license, pack_wheel, source_tree
 
     folders = sorted(path.parent for path in arguments.packs.glob("*/manifest.json"))
     if arguments.arch is not None:
@@ -46,8 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         check_coverage([Pack.open(folder).manifest for folder in folders], source / TABLE)
     wheels: list[Wheel] = []
     if not arguments.no_core and source is not None:
-        progress("making the core wheel")
-        wheels.append(core_wheel(source, arguments.out))
+        for platform in (PLATFORM, None):
+            progress(f"making the core wheel for {platform or 'any platform'}")
+            wheels.append(core_wheel(source, arguments.out, platform))
     license_text = find_license(source)
     for folder in folders:
         progress(f"making the wheel of {folder.name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from gristmill import __version__
@@ -73,7 +72,7 @@ def _examine_driver(name: str) -> dict[str, Any]:
 
 def _examine_device(driver, ordinal: int) -> dict[str, Any]:
     facts = driver.device_facts(ordinal)
-    row = {"device": f"{driver.name}:{ordinal}", **asdict(facts), "pack": None, "problem": None}
+    row = {"device": f"{driver.name}:{ordinal}", **facts._asdict(), "pack": None, "problem": None}
     try:
         row["pack"] = str(find_pack(facts.arch).folder)
     except PackError as error:

@@ -1,4 +1,4 @@
-"""Drivers behind one protocol: NVIDIA through cuda-python, AMD through hip-python.
+"""Drivers behind one protocol: NVIDIA through libcuda, AMD through hip-python.
 
 A driver is a module whose `driver()` returns a `gristmill.drivers.protocol.Driver`. Two are part of the dispatcher;
 others, `emulated` among them, are named in the entry-point group "gristmill.drivers".
@@ -10,11 +10,12 @@ import importlib
 import threading
 from typing import TYPE_CHECKING
 
-from gristmill.drivers.protocol import Driver
 from gristmill.errors import NoDriverError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
+
+    from gristmill.drivers.protocol import Driver
 
 GROUP = "gristmill.drivers"
 

@@ -1,33 +1,86 @@
-"""NVIDIA devices through cuda-python, in the device's primary context, which torch and the CUDA runtime use too."""
+"""NVIDIA devices through libcuda.so.1, in the device's primary context, which torch and the CUDA runtime use too.
+
+The library comes with the NVIDIA driver; of its functions the few that are used are declared here.
+"""
 
 from __future__ import annotations
 
-import importlib
+import ctypes
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.device import DeviceFacts
-from gristmill.drivers.protocol import Dim3
 from gristmill.errors import DriverError, GristmillError, NoDeviceError, NoDriverError
-from gristmill.launch import ArgumentBuffer
 
-INSTALL_PACKAGE = "run: pip install 'gristmill[cuda]'"
+if TYPE_CHECKING:
+    from gristmill.drivers.protocol import Dim3, LaunchPointers
+    from gristmill.launch import ArgumentBuffer
+
+LIBRARY = "libcuda.so.1"
 INSTALL_DRIVER = "install the NVIDIA driver; in a container, start it with the GPUs (docker run --gpus all)"
 
 CUDA_ERROR_NO_DEVICE = 100
 CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906
 
+CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
+CU_STREAM_CAPTURE_MODE_RELAXED = 2
 
-@dataclass(frozen=True, slots=True)
-class CudaFunction:
+# CUdevice_attribute.
+MAX_THREADS_PER_BLOCK = 1
+WARP_SIZE = 10
+MULTIPROCESSOR_COUNT = 16
+COMPUTE_CAPABILITY_MAJOR = 75
+COMPUTE_CAPABILITY_MINOR = 76
+MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
+
+# Handles are c_void_p, device addresses c_uint64. Every function returns a CUresult.
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuGetErrorName": (c_int, c_void_p),
+    "cuGetErrorString": (c_int, c_void_p),
+    "cuDeviceGetCount": (c_void_p,),
+    "cuDeviceGet": (c_void_p, c_int),
+    "cuDeviceGetName": (c_void_p, c_int, c_int),
+    "cuDeviceGetAttribute": (c_void_p, c_int, c_int),
+    "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
+    "cuCtxGetCurrent": (c_void_p,),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuCtxSynchronize": (),
+    "cuModuleLoadData": (c_void_p, c_char_p),
+    "cuModuleUnload": (c_void_p,),
+    "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
+    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
+    "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
+    "cuStreamIsCapturing": (c_void_p, c_void_p),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuThreadExchangeStreamCaptureMode": (c_void_p,),
+    "cuEventCreate": (c_void_p, c_uint),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventSynchronize": (c_void_p,),
+    "cuEventElapsedTime": (c_void_p, c_void_p, c_void_p),
+    "cuEventDestroy": (c_void_p,),
+    "cuMemAlloc": (c_void_p, c_size_t),
+    "cuMemFree": (c_uint64,),
+    "cuMemcpyHtoD": (c_uint64, c_void_p, c_size_t),
+    "cuMemcpyDtoH": (c_void_p, c_uint64, c_size_t),
+    "cuMemsetD8": (c_uint64, c_ubyte, c_size_t),
+    "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
+}
+
+# Functions whose first form, with 32-bit addresses, still has the plain name in the library.
+_SECOND_FORM = {"cuEventDestroy", "cuMemAlloc", "cuMemFree", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemsetD8"}
+
+
+class CudaFunction(NamedTuple):
     """A kernel of a loaded module."""
 
-    handle: Any
+    handle: int
     symbol: str
-    arch: str
 
 
 class CudaDriver:
@@ -37,7 +90,7 @@ class CudaDriver:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._bindings: Any = None
+        self._functions: dict[str, Any] = {}  # of the library, once cuInit has been called
         self._contexts: dict[int, int] = {}  # ordinal -> retained primary context
         self._facts: dict[int, DeviceFacts] = {}
 
@@ -48,7 +101,9 @@ class CudaDriver:
             return str(error)
 
     def device_count(self) -> int:
-        return self._call("cuDeviceGetCount", accept={CUDA_ERROR_NO_DEVICE: 0})
+        count = c_int(0)
+        self._call("cuDeviceGetCount", byref(count), accept=(CUDA_ERROR_NO_DEVICE,))
+        return count.value
 
     def device_facts(self, ordinal: int) -> DeviceFacts:
         facts = self._facts.get(ordinal)
@@ -57,27 +112,31 @@ class CudaDriver:
         return facts
 
     def device_of(self, address: int) -> int:
-        attribute = self._load().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        return int(self._call("cuPointerGetAttribute", attribute, address, where=f"address {address:#x}"))
+        ordinal = c_int()
+        where = f"address {address:#x}"
+        self._call("cuPointerGetAttribute", byref(ordinal), CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address, where=where)
+        return ordinal.value
 
-    def load_module(self, ordinal: int, code: bytes) -> Any:
+    def load_module(self, ordinal: int, code: bytes) -> int:
+        module = c_void_p()
         with self._current(ordinal), self._load_beside_capture():
-            return self._call("cuModuleLoadData", code, where=self._where(ordinal))
+            self._call("cuModuleLoadData", byref(module), code, where=self._where(ordinal))
+        return _handle(module)
 
-    def unload_module(self, ordinal: int, module: Any) -> None:
+    def unload_module(self, ordinal: int, module: int) -> None:
         with self._current(ordinal):
             self._call("cuModuleUnload", module, where=self._where(ordinal))
 
-    def function(self, ordinal: int, module: Any, symbol: str, max_dynamic_shared_bytes: int) -> CudaFunction:
-        arch = self.device_facts(ordinal).arch
+    def function(self, ordinal: int, module: int, symbol: str, max_dynamic_shared_bytes: int) -> CudaFunction:
+        handle = c_void_p()
         where = f"symbol {symbol}, {self._where(ordinal)}"
         with self._current(ordinal), self._load_beside_capture():
-            handle = self._call("cuModuleGetFunction", module, symbol.encode(), where=where)
+            self._call("cuModuleGetFunction", byref(handle), module, symbol.encode(), where=where)
             if max_dynamic_shared_bytes:
-                limit = self._bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                limit = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 where = f"{max_dynamic_shared_bytes} bytes of dynamic shared memory, {where}"
                 self._call("cuFuncSetAttribute", handle, limit, max_dynamic_shared_bytes, where=where)
-        return CudaFunction(handle, symbol, arch)
+        return CudaFunction(_handle(handle), symbol)
 
     def launch(
         self,
@@ -90,36 +149,48 @@ class CudaDriver:
         stream: int,
     ) -> None:
         # The hot path: a thread that torch has used has the device's context current already, so no guard is built.
-        cuda = self._bindings
-        try:
-            status, current = cuda.cuCtxGetCurrent()
-            if not status and int(current) == self._contexts[ordinal]:
-                (status,) = cuda.cuLaunchKernel(
-                    function.handle, *grid, *block, shared_bytes, stream, arguments.address, 0
-                )
-            else:
-                with self._current(ordinal):
-                    (status,) = cuda.cuLaunchKernel(
-                        function.handle, *grid, *block, shared_bytes, stream, arguments.address, 0
-                    )
-            words = _text(cuda, status) if status else ""
-        except (ValueError, KeyError) as error:  # a code that is newer than cuda-python
-            words = str(error)
-        if words:
-            where = f"symbol {function.symbol}, {self._where(ordinal)}, grid {grid}, block {block}, "
-            where += f"{shared_bytes} bytes of dynamic shared memory"
-            raise DriverError(f"cuLaunchKernel failed: {words} [{where}]")
+        functions = self._functions
+        launch = functions["cuLaunchKernel"]
+        current = c_void_p()
+        status = functions["cuCtxGetCurrent"](byref(current))
+        if status == 0 and current.value == self._contexts[ordinal]:
+            status = launch(function.handle, *grid, *block, shared_bytes, stream, arguments.address, None)
+        else:
+            with self._current(ordinal):
+                status = launch(function.handle, *grid, *block, shared_bytes, stream, arguments.address, None)
+        if status:
+            raise self._launch_error(ordinal, function, grid, block, shared_bytes, status)
+
+    def launch_pointers(self, ordinal: int) -> LaunchPointers:
+        from gristmill.drivers.protocol import LaunchPointers
+
+        functions = self._load()
+        launch, get_current = (
+            ctypes.cast(functions[name], c_void_p).value or 0 for name in ("cuLaunchKernel", "cuCtxGetCurrent")
+        )
+        return LaunchPointers(launch, get_current, self._context(ordinal), partial(self._launch_error, ordinal))
+
+    def _launch_error(
+        self, ordinal: int, function: CudaFunction, grid: Dim3, block: Dim3, shared_bytes: int, status: int
+    ) -> DriverError:
+        where = f"symbol {function.symbol}, {self._where(ordinal)}, grid {grid}, block {block}, "
+        where += f"{shared_bytes} bytes of dynamic shared memory"
+        return DriverError(f"cuLaunchKernel failed: {self._text(status)} [{where}]")
 
     def is_capturing(self, ordinal: int, stream: int) -> bool:
+        capturing = c_int()
+        # Implicit: the legacy stream, while a stream that synchronises with it is captured.
+        accept = (CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,)
         with self._current(ordinal):
-            # Implicit: the legacy stream, while a stream that synchronises with it is captured.
-            accept = {CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: True}
-            status = self._call("cuStreamIsCapturing", stream, where=self._where(ordinal), accept=accept)
-        return int(status) != 0
+            where = self._where(ordinal)
+            status = self._call("cuStreamIsCapturing", stream, byref(capturing), where=where, accept=accept)
+        return status != 0 or capturing.value != 0
 
     def allocate(self, ordinal: int, size: int) -> int:
+        address = c_uint64()
         with self._current(ordinal):
-            return int(self._call("cuMemAlloc", size, where=f"{size} bytes, {self._where(ordinal)}"))
+            self._call("cuMemAlloc", byref(address), size, where=f"{size} bytes, {self._where(ordinal)}")
+        return address.value
 
     def free(self, ordinal: int, address: int) -> None:
         with self._current(ordinal):
@@ -148,37 +219,37 @@ class CudaDriver:
             else:
                 self._call("cuStreamSynchronize", stream, where=self._where(ordinal))
 
-    def record_event(self, ordinal: int, stream: int) -> Any:
+    def record_event(self, ordinal: int, stream: int) -> int:
+        event = c_void_p()
         with self._current(ordinal):
-            event = self._call("cuEventCreate", 0)
+            self._call("cuEventCreate", byref(event), 0)
             self._call("cuEventRecord", event, stream, where=self._where(ordinal))
-        return event
+        return _handle(event)
 
-    def elapsed_us(self, ordinal: int, start: Any, stop: Any) -> float:
+    def elapsed_us(self, ordinal: int, start: int, stop: int) -> float:
+        milliseconds = c_float()
         with self._current(ordinal):
             self._call("cuEventSynchronize", stop, where=self._where(ordinal))
-            milliseconds = self._call("cuEventElapsedTime", start, stop)
+            self._call("cuEventElapsedTime", byref(milliseconds), start, stop)
             self._call("cuEventDestroy", start)
             self._call("cuEventDestroy", stop)
-        return 1000.0 * milliseconds
+        return 1000.0 * milliseconds.value
 
-    def _load(self) -> Any:
-        """cuda.bindings.driver, after cuInit."""
-        if self._bindings is not None:
-            return self._bindings
+    def _load(self) -> Mapping[str, Any]:
+        """The functions of the library, after cuInit."""
+        if self._functions:
+            return self._functions
         with self._lock:
             try:
-                cuda = importlib.import_module("cuda.bindings.driver")
-            except ImportError as error:
-                raise NoDriverError(f"cuda-python cannot be imported ({error}); {INSTALL_PACKAGE}") from error
-            try:
-                status = cuda.cuInit(0)[0]
-            except Exception as error:  # cuda-python has no common class for a library that is not there
-                raise NoDriverError(f"libcuda.so.1 cannot be loaded ({error}); {INSTALL_DRIVER}") from error
-            if status and int(status) != CUDA_ERROR_NO_DEVICE:
-                raise NoDriverError(f"cuInit failed: {_text(cuda, status)}; {INSTALL_DRIVER}")
-            self._bindings = cuda
-        return self._bindings
+                library = ctypes.CDLL(LIBRARY)
+                functions = {name: _declare(library, name) for name in _ARGUMENTS}
+            except (OSError, AttributeError) as error:  # not there, or of a driver that is too old
+                raise NoDriverError(f"{LIBRARY} cannot be loaded ({error}); {INSTALL_DRIVER}") from error
+            status = functions["cuInit"](0)
+            if status and status != CUDA_ERROR_NO_DEVICE:
+                raise NoDriverError(f"cuInit failed: {_text(functions, status)}; {INSTALL_DRIVER}")
+            self._functions = functions
+        return self._functions
 
     def _context(self, ordinal: int) -> int:
         context = self._contexts.get(ordinal)
@@ -186,23 +257,27 @@ class CudaDriver:
             with self._lock:
                 context = self._contexts.get(ordinal)
                 if context is None:
+                    retained = c_void_p()
                     device = self._device(ordinal)
-                    context = int(self._call("cuDevicePrimaryCtxRetain", device, where=self._where(ordinal)))
-                    self._contexts[ordinal] = context
+                    self._call("cuDevicePrimaryCtxRetain", byref(retained), device, where=self._where(ordinal))
+                    context = self._contexts[ordinal] = _handle(retained)
         return context
 
-    def _device(self, ordinal: int) -> Any:
+    def _device(self, ordinal: int) -> int:
         count = self.device_count()
         if not 0 <= ordinal < count:
             raise NoDeviceError(f"no device cuda:{ordinal}; the NVIDIA driver sees {count}")
-        return self._call("cuDeviceGet", ordinal)
+        device = c_int()
+        self._call("cuDeviceGet", byref(device), ordinal)
+        return device.value
 
     @contextmanager
     def _current(self, ordinal: int) -> Iterator[None]:
         """Make the device's context current and put the former one back."""
         context = self._context(ordinal)
-        former = self._call("cuCtxGetCurrent")
-        if int(former) == context:
+        former = c_void_p()
+        self._call("cuCtxGetCurrent", byref(former))
+        if former.value == context:
             yield
             return
         self._call("cuCtxSetCurrent", context, where=self._where(ordinal))
@@ -214,48 +289,46 @@ class CudaDriver:
     @contextmanager
     def _load_beside_capture(self) -> Iterator[None]:
         """Let this thread load while another thread captures a graph, without breaking that capture."""
-        relaxed = self._bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        former = self._call("cuThreadExchangeStreamCaptureMode", relaxed)
+        mode = c_int(CU_STREAM_CAPTURE_MODE_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))  # the former mode comes out
         try:
             yield
         finally:
-            self._call("cuThreadExchangeStreamCaptureMode", former)
+            self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
 
     def _read_facts(self, ordinal: int) -> DeviceFacts:
-        cuda = self._load()
         device = self._device(ordinal)
 
-        def attribute(name: str) -> int:
-            key = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-            return self._call("cuDeviceGetAttribute", key, device, where=name)
+        def attribute(key: int) -> int:
+            value = c_int()
+            self._call("cuDeviceGetAttribute", byref(value), key, device, where=f"attribute {key}")
+            return value.value
 
+        name = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", name, len(name), device)
         return DeviceFacts(
             backend="cuda",
-            arch=f"sm{attribute('COMPUTE_CAPABILITY_MAJOR')}{attribute('COMPUTE_CAPABILITY_MINOR')}",
-            name=self._call("cuDeviceGetName", 256, device).split(b"\0")[0].decode(errors="replace"),
-            warp_size=attribute("WARP_SIZE"),
-            multiprocessor_count=attribute("MULTIPROCESSOR_COUNT"),
-            lds_bytes_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-            max_threads_per_block=attribute("MAX_THREADS_PER_BLOCK"),
+            arch=f"sm{attribute(COMPUTE_CAPABILITY_MAJOR)}{attribute(COMPUTE_CAPABILITY_MINOR)}",
+            name=name.value.decode(errors="replace"),
+            warp_size=attribute(WARP_SIZE),
+            multiprocessor_count=attribute(MULTIPROCESSOR_COUNT),
+            lds_bytes_per_block=attribute(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            max_threads_per_block=attribute(MAX_THREADS_PER_BLOCK),
         )
 
     def _where(self, ordinal: int) -> str:
         facts = self._facts.get(ordinal)
         return f"cuda:{ordinal}" if facts is None else f"cuda:{ordinal} ({facts.arch})"
 
-    def _call(self, name: str, *arguments: Any, where: str = "", accept: Mapping[int, Any] | None = None) -> Any:
-        """Call the driver; its value, that of `accept` for a code in there, DriverError for any other code."""
-        cuda = self._load()
-        try:
-            result = getattr(cuda, name)(*arguments)
-        except (ValueError, KeyError) as error:  # a code that these bindings have no name for
-            raise DriverError(f"{name} failed: {error}{f' [{where}]' if where else ''}") from error
-        status = result[0]
-        if not status:
-            return result[1] if len(result) > 1 else None
-        if accept is not None and int(status) in accept:
-            return accept[int(status)]
-        raise DriverError(f"{name} failed: {_text(cuda, status)}{f' [{where}]' if where else ''}")
+    def _call(self, name: str, *arguments: Any, where: str = "", accept: tuple[int, ...] = ()) -> int:
+        """Call the driver; its code, which is success or of `accept`, DriverError for any other."""
+        status = self._load()[name](*arguments)
+        if status and status not in accept:
+            raise DriverError(f"{name} failed: {self._text(status)}{f' [{where}]' if where else ''}")
+        return status
+
+    def _text(self, status: int) -> str:
+        return _text(self._functions, status)
 
 
 def driver() -> CudaDriver:
@@ -263,8 +336,20 @@ def driver() -> CudaDriver:
     return CudaDriver()
 
 
-def _text(cuda: Any, status: Any) -> str:
+def _declare(library: ctypes.CDLL, name: str) -> Any:
+    function = library[f"{name}_v2" if name in _SECOND_FORM else name]
+    function.argtypes = _ARGUMENTS[name]
+    function.restype = c_int
+    return function
+
+
+def _handle(pointer: c_void_p) -> int:
+    return pointer.value or 0
+
+
+def _text(functions: Mapping[str, Any], status: int) -> str:
     """Name and words of the driver for a code."""
-    name = cuda.cuGetErrorName(status)[1]
-    words = cuda.cuGetErrorString(status)[1]
-    return f"{name.decode()} ({(words or b'no text').decode()})" if name else f"code {int(status)}"
+    name, words = c_char_p(), c_char_p()
+    functions["cuGetErrorName"](status, byref(name))
+    functions["cuGetErrorString"](status, byref(words))
+    return f"{name.value.decode()} ({(words.value or b'no text').decode()})" if name.value else f"code {status}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import email
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,23 +18,23 @@ from pathlib import Path
 import gristmill
 import pytest
 from gristmill.aot.errors import ObjectError, WheelError
-from gristmill.aot.wheel import core_folders, core_wheel, find_license, pack_wheel, source_tree
+from gristmill.aot.wheel import (
+    BUDGET_BYTES,
+    EXTENSION,
+    PLATFORM,
+    core_folders,
+    core_wheel,
+    find_license,
+    pack_wheel,
+    source_tree,
+)
 from gristmill.cli import main
 from gristmill.errors import PackError
 from gristmill.packs import Pack
 from gristmill.verified import Record, dump_records, read_records
+from source_copy import copy_source
 
 VERSION = gristmill.__version__
-
-
-def copy_source(source: Path, target: Path) -> Path:
-    """Copy what the core wheel is made from."""
-    target.mkdir(parents=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(source / name, target / name)
-    for folder in core_folders(source):
-        shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +75,9 @@ def metadata(wheel: Path) -> email.message.Message:
         return email.message_from_bytes(archive.read(name))
 
 
-def test_wheels_bear_version_arch_and_no_platform(made):
+def test_wheels_bear_version_and_arch_and_the_cores_platform(made):
     assert sorted(path.name for path in made.iterdir()) == [
+        f"gristmill-{VERSION}-cp310-abi3-{PLATFORM}.whl",
         f"gristmill-{VERSION}-py3-none-any.whl",
         f"gristmill_gfx1201-{VERSION}-py3-none-any.whl",
         f"gristmill_sm90-{VERSION}-py3-none-any.whl",
@@ -121,6 +124,39 @@ def test_core_wheel_holds_every_module_and_no_pack(made, source):
     assert metadata(made / f"gristmill-{VERSION}-py3-none-any.whl")["License-Expression"] == "Apache-2.0"
 
 
+def test_core_wheel_of_a_platform_is_the_other_with_the_extension(made, source):
+    cores = {path.name.split("-")[2]: zipfile.ZipFile(path) for path in made.glob("gristmill-*")}
+    info = f"gristmill-{VERSION}.dist-info"
+    differing = {EXTENSION, f"{info}/WHEEL", f"{info}/RECORD"}
+    pure, native = ({name: cores[tag].read(name) for name in cores[tag].namelist()} for tag in ("py3", "cp310"))
+    assert native.keys() - pure.keys() == {EXTENSION}
+    assert {name: native[name] for name in pure.keys() - differing} == {
+        name: pure[name] for name in pure.keys() - differing
+    }
+    assert b"Root-Is-Purelib: false\nTag: cp310-abi3-manylinux_2_17_x86_64" in native[f"{info}/WHEEL"]
+    code = native[EXTENSION]
+    for place in (str(source), sys.prefix, sys.base_prefix, str(Path.home()) + "/", tempfile.gettempdir() + "/"):
+        assert place.encode() not in code
+    # Nothing newer than the platform's glibc, and no library but that one.
+    assert max(tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([0-9.]+)", code)) <= (2, 17)
+    assert set(re.findall(rb"lib[\w.+-]*\.so[.0-9]*", code)) == {b"libc.so.6"}
+
+
+TRY_EXTENSION = """
+import sys, gristmill._fastcall as native
+assert native.__file__.startswith(sys.argv[1]), native.__file__
+assert len(native.record(1, (1, 1, 1), (32, 1, 1), 0, 0, b"")) > 0
+"""
+
+
+def test_the_extension_loads_from_an_installed_wheel(made, tmp_path):
+    if platform.machine() != "x86_64" or sys.platform != "linux":
+        pytest.skip(f"the wheel is for {PLATFORM}")
+    installed(sorted(made.glob("gristmill-*-cp310-*")), tmp_path / "site")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    subprocess.run([sys.executable, "-c", TRY_EXTENSION, str(tmp_path)], cwd=tmp_path, env=environment, check=True)
+
+
 def test_wheels_again_from_elsewhere_have_the_same_bytes(made, source, tiny_packs, tmp_path):
     moved = Path(shutil.copytree(tiny_packs, tmp_path / "moved" / "packs"))
     moved_source = copy_source(source, tmp_path / "moved" / "source")
@@ -137,7 +173,7 @@ def test_wheels_again_from_elsewhere_have_the_same_bytes(made, source, tiny_pack
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
-    assert len(document["wheels"]) == 3
+    assert len(document["wheels"]) == 4
     for wheel in document["wheels"]:
         path = Path(wheel["path"])
         assert path.read_bytes() == (made / path.name).read_bytes()
@@ -173,7 +209,7 @@ def installed(wheels: list[Path], target: Path) -> None:
 
 
 def test_two_packs_install_side_by_side_and_are_found(made, tmp_path):
-    core, *packs = sorted(made.iterdir())
+    _, core, *packs = sorted(made.iterdir())
     installed([core], tmp_path / "core")
     installed(packs[:1], tmp_path / "site")
     installed(packs[1:], tmp_path / "other")
@@ -194,7 +230,7 @@ def test_two_packs_install_side_by_side_and_are_found(made, tmp_path):
 
 
 def test_packs_in_one_site_do_not_touch_each_other(made, tmp_path):
-    _, *packs = sorted(made.iterdir())
+    packs = sorted(made.glob("gristmill_*"))
     installed(packs, tmp_path / "site")
     folder = tmp_path / "site" / "gristmill_packs"
     assert sorted(path.name for path in folder.iterdir()) == ["gfx1201", "sm90"]
@@ -214,7 +250,7 @@ def test_core_wheel_has_the_budget_too(source, tmp_path):
 
 
 def test_budget_is_ten_megabytes():
-    assert pack_wheel.__defaults__ == core_wheel.__defaults__ == (10_000_000,)
+    assert BUDGET_BYTES == pack_wheel.__defaults__[-1] == core_wheel.__defaults__[-1] == 10_000_000
 
 
 def test_sizes_are_those_in_the_wheel_by_kernel(pack, tmp_path):

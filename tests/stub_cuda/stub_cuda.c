@@ -1,12 +1,10 @@
 // A libcuda.so.1 without hardware, for tests of the CUDA driver, contexts above all. Device memory is host memory; a
 // launch is recorded, not run. Settings: stub_common/stub.h; STUB_DEVICES holds compute capabilities, "9.0,8.0".
 //
-// Build: cc -shared -fPIC -O1 -I tests/stub_common -o libcuda.so.1 tests/stub_cuda/stub_cuda.c -lpthread -ldl
+// Build: cc -shared -fPIC -O1 -I tests/stub_common -o libcuda.so.1 tests/stub_cuda/stub_cuda.c -lpthread
 
 #define DEFAULT_DEVICES "9.0"
 #include "stub.h"
-
-#include <dlfcn.h>
 
 enum {
   SUCCESS = 0,
@@ -33,24 +31,13 @@ static __thread Context *current;
 #define NEEDS_CONTEXT \
   if (!current) return end(INVALID_CONTEXT)
 
-// cuda-python asks for every function of the driver by name and lives with those that are missing.
-int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
-  (void)version, (void)flags;
-  static void *self;
-  if (!self) self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  *function = dlsym(self, symbol);
-  if (status) *status = !*function;
-  return *function ? SUCCESS : NOT_FOUND;
-}
-
-int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
-  return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
-}
-
-int cuDriverGetVersion(int *version) {
-  *version = 13000;
-  return SUCCESS;
-}
+// Exported as in the library, recorded under the name of the header.
+int cuEventDestroy(struct timespec *event) __asm__("cuEventDestroy_v2");
+int cuMemAlloc(void **address, size_t size) __asm__("cuMemAlloc_v2");
+int cuMemFree(void *address) __asm__("cuMemFree_v2");
+int cuMemcpyHtoD(void *destination, const void *source, size_t size) __asm__("cuMemcpyHtoD_v2");
+int cuMemcpyDtoH(void *destination, const void *source, size_t size) __asm__("cuMemcpyDtoH_v2");
+int cuMemsetD8(void *destination, unsigned char value, size_t size) __asm__("cuMemsetD8_v2");
 
 // Devices and contexts.
 

@@ -1,0 +1,3 @@
+// A libcuda.so.1 that lacks what the driver needs.
+
+int cuInit(unsigned flags) { return (int)flags; }
