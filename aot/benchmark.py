@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.aot.peers import GROUP_SIZE, Peer, PeerError, peers
@@ -168,7 +168,7 @@ def _own(torch: Any, weights, M: int, dtype: str, copy_rate: float, every_entry:
         manifest = one.loader.pack.manifest
         for entry in manifest.entries.values():
             if not unmet_needs(entry, one.problem(M, 16), one.loader.facts):
-                choice = _choice(one, M, replace(manifest, policy=_only(manifest, entry.name)))
+                choice = _choice(one, M, manifest._replace(policy=_only(manifest, entry.name)))
                 cell.entries_us[entry.name] = _time_choice(torch, prepared, choice, x, out)
     return cell
 
@@ -184,13 +184,13 @@ def _tiles_only(manifest: Manifest) -> Manifest:
     rules = []
     for rule in manifest.policy:
         names = tuple(name for name in rule.entries if manifest.entries[name].source.endswith(".py"))
-        rules += [replace(rule, entries=names)] if names else []
-    return replace(manifest, policy=tuple(rules))
+        rules += [rule._replace(entries=names)] if names else []
+    return manifest._replace(policy=tuple(rules))
 
 
 def _only(manifest: Manifest, name: str):
     rule = next((rule for rule in manifest.policy if name in rule.entries), manifest.policy[-1])
-    return (replace(rule, when=type(rule.when)("M >= 1"), entries=(name,)),)
+    return (rule._replace(when=type(rule.when)("M >= 1"), entries=(name,)),)
 
 
 def _time_choice(torch: Any, prepared: list[PreparedWeight], choice: Choice, x: Any, out: Any) -> float:

@@ -1,4 +1,4 @@
-"""Wheels: one of data for each pack, and the core wheel from the source tree.
+"""Wheels: one of data for each pack, and from the source tree the core, with its extension in C and without.
 
 A pack's wheel holds `gristmill_packs/<arch>/...` as a portion of a namespace package: no `__init__.py`, so
 that the wheels of several archs lie side by side and any of them can go alone. It does not require
@@ -15,11 +15,12 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +29,18 @@ from gristmill.aot.environment import child_environment, source_date_epoch
 from gristmill.aot.errors import WheelError
 from gristmill.aot.pack import check_pack
 from gristmill.aot.toolchain import WHEEL_PACKAGES, require
+from gristmill.manifest import Entry, Manifest
 from gristmill.packs import NAMESPACE, distribution_name
 
-# The most that a pack's wheel may have.
-PACK_BUDGET_BYTES = 10_000_000
+# The most that a wheel may have.
+BUDGET_BYTES = 10_000_000
 
-_CORE_FILES = ("pyproject.toml", "README.md", "LICENSE")
+CORE_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+# Where the extension is built for: zig links against any version of glibc, this one is that of manylinux2014.
+PLATFORM = "manylinux_2_17_x86_64"
+ZIG_TARGET = "x86_64-linux-gnu.2.17"
+EXTENSION = "gristmill/_fastcall.abi3.so"
 
 _PACK_PROJECT = """\
 [build-system]
@@ -64,6 +71,17 @@ Kernels of Gristmill {version}, compiled ahead of time for {arch}: {entries} ent
 
 
 @dataclass(frozen=True, slots=True)
+class KernelSize:
+    """What one code object takes of its wheel."""
+
+    op: str
+    entries: tuple[str, ...]  # that run it; such as differ in their needs alone share it
+    object: str
+    bytes: int
+    compressed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Wheel:
     """A wheel that was made."""
 
@@ -72,9 +90,10 @@ class Wheel:
     sha256: str
     arch: str | None  # None for the core
     entries: int
+    kernels: tuple[KernelSize, ...]  # largest first
 
 
-def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = PACK_BUDGET_BYTES) -> Wheel:
+def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = BUDGET_BYTES) -> Wheel:
     """Make the wheel of the pack in `folder`.
 
     Raises
@@ -112,27 +131,39 @@ def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = P
         "LICENSE": license_text,
     }
     path = _build(files, texts, out, wanted=list(files.values()), budget_bytes=budget_bytes)
-    return _wheel(path, manifest.arch, len(manifest.entries))
+    return _wheel(path, manifest.arch, len(manifest.entries), _kernel_sizes(path, manifest))
 
 
-def core_wheel(source: Path, out: Path) -> Wheel:
-    """Make the wheel of `gristmill` itself from the source tree `source`.
+def core_wheel(source: Path, out: Path, platform: str | None = None, budget_bytes: int = BUDGET_BYTES) -> Wheel:
+    """Make the wheel of `gristmill` itself from the source tree `source`: for `PLATFORM`, or for any, in Python alone.
 
     Raises
     ------
-    WheelError : no source tree, or a file of it that pyproject.toml leaves out
+    WheelError : no source tree, a file of it that pyproject.toml leaves out, or a wheel larger than the budget
     """
-    missing = [name for name in _CORE_FILES if not (source / name).exists()]
+    missing = [name for name in CORE_FILES if not (source / name).exists()]
     if missing:
         raise WheelError(f"{source} is not the source tree of gristmill: no {', '.join(missing)}")
-    files = {source / name: name for name in _CORE_FILES}
+    files = {source / name: name for name in CORE_FILES}
     wanted = []
     for folder, place in core_folders(source).items():
         for path in _files(source / folder):
             within = path.relative_to(source / folder).as_posix()
             files[path] = f"{folder}/{within}"
             wanted.append(f"{place}/{within}")
-    return _wheel(_build(files, {}, out, wanted), None, 0)
+    if platform is None:
+        path = _build(files, {}, out, wanted, budget_bytes, environment={"GRISTMILL_PURE_PYTHON": "1"})
+    else:
+        options = [f"--config-setting=--build-option=--plat-name={platform}"]
+        path = _build(files, {}, out, [*wanted, EXTENSION], budget_bytes, zig_environment(), options)
+    return _wheel(path, None, 0, ())
+
+
+def zig_environment() -> dict[str, str]:
+    """What makes setuptools compile with ziglang; the object has no paths and no debug information."""
+    require({"ziglang": "ziglang"}, "making the wheel with the extension")
+    compiler = shlex.join([sys.executable, "-m", "ziglang", "cc", "-target", ZIG_TARGET])
+    return {"CC": compiler, "LDSHARED": f"{compiler} -shared", "CFLAGS": "-O2 -g0", "LDFLAGS": "-s"}
 
 
 def core_folders(source: Path) -> dict[str, str]:
@@ -172,7 +203,9 @@ def _build(
     texts: Mapping[str, str],
     out: Path,
     wanted: list[str],
-    budget_bytes: int | None = None,
+    budget_bytes: int,
+    environment: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> Path:
     """Stage `files` (path -> place in the project) and `texts`, build the wheel and move it into `out`."""
     require(WHEEL_PACKAGES, "making wheels")
@@ -185,9 +218,9 @@ def _build(
         for place, text in texts.items():
             _stage(project / place, text.encode())
         process = subprocess.run(
-            [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(made), str(project)],
+            [sys.executable, "-m", "build", "--wheel", "--no-isolation", *options, "--outdir", str(made), str(project)],
             cwd=project,
-            env=child_environment(SOURCE_DATE_EPOCH=str(source_date_epoch())),
+            env=child_environment(SOURCE_DATE_EPOCH=str(source_date_epoch()), **(environment or {})),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -203,7 +236,7 @@ def _build(
         if lost:
             raise WheelError(f"{wheel.name} lacks {', '.join(lost)}; are package and data listed in pyproject.toml?")
         size = wheel.stat().st_size
-        if budget_bytes is not None and size > budget_bytes:
+        if size > budget_bytes:
             raise WheelError(f"{wheel.name} has {size} bytes, more than the budget of {budget_bytes}")
         final = out / wheel.name
         wheel.replace(final)
@@ -219,9 +252,27 @@ def _stage(path: Path, data: bytes) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    """The files below `folder`, without what Python and an editable install leave there."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
+    )
 
 
-def _wheel(path: Path, arch: str | None, entries: int) -> Wheel:
+def _kernel_sizes(wheel: Path, manifest: Manifest) -> tuple[KernelSize, ...]:
+    users: dict[str, list[Entry]] = {}
+    for entry in manifest.entries.values():
+        users.setdefault(entry.object, []).append(entry)
+    sizes = []
+    with zipfile.ZipFile(wheel) as archive:
+        for digest, entries in users.items():
+            info = archive.getinfo(f"{NAMESPACE}/{manifest.arch}/objects/{digest}.{manifest.kind}")
+            names = tuple(entry.name for entry in entries)
+            sizes.append(KernelSize(entries[0].op, names, digest, info.file_size, info.compress_size))
+    return tuple(sorted(sizes, key=lambda size: (-size.compressed_bytes, size.entries)))
+
+
+def _wheel(path: Path, arch: str | None, entries: int, kernels: tuple[KernelSize, ...]) -> Wheel:
     data = path.read_bytes()
-    return Wheel(path, len(data), hashlib.sha256(data).hexdigest(), arch, entries)
+    return Wheel(path, len(data), hashlib.sha256(data).hexdigest(), arch, entries, kernels)

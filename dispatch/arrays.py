@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gristmill.drivers import get_driver
@@ -46,8 +45,7 @@ class Device(NamedTuple):
         return Device(driver, archs.index(which))
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayView:
+class ArrayView(NamedTuple):
     """Where an array lies. It keeps nothing alive: the array it was taken from must outlive its use."""
 
     address: int

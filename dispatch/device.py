@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gristmill.errors import NoDeviceError
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(NamedTuple):
     """The driver's own figures for one device; read once per device."""
 
     backend: str  # "cuda" or "hip"

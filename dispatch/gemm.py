@@ -11,7 +11,12 @@ from gristmill.packed_weight import PackedWeight, dequantize
 from gristmill.prepared import Choice, PreparedWeight, device_of_weight, prepare
 from gristmill.reference import linear_float64
 
-_torch_linear: Callable[..., Any] | None = None
+
+def _torch_linear(x: Any, weight: PackedWeight, out: Any, stream: Any) -> Any:
+    """`linear` of tensors, until `serve_torch` puts the real one here."""
+    from gristmill.torch_adapter import linear as torch_linear
+
+    return torch_linear(x, weight, out, stream)
 
 
 def serve_torch(linear: Callable[..., Any]) -> None:
@@ -50,9 +55,7 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     torch tensors and on the host; without torch, gather x[:, perm] first and pass a weight without `perm`.
     """
     if hasattr(x, "new_empty"):  # a torch tensor
-        if _torch_linear is None:
-            import gristmill.torch_adapter  # noqa: F401
-        return _torch_linear(x, weight, out=out, stream=stream)  # type: ignore[misc]
+        return _torch_linear(x, weight, out, stream)
     x_view = view(x)
     if x_view.device.driver == HOST:
         return _linear_on_host(x, x_view, weight, out)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.arrays import Device
 from gristmill.device import DeviceFacts
 from gristmill.drivers import fork_guard, get_driver
-from gristmill.drivers.protocol import Driver
 from gristmill.errors import ManifestError, NotLoadedError
 from gristmill.launch import INT32_MAX
 from gristmill.manifest import Entry
 from gristmill.packs import Pack, find_pack
+
+if TYPE_CHECKING:
+    from gristmill.drivers.protocol import Driver
 
 INT64_MAX = 2**63 - 1
 

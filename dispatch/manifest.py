@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from gristmill.errors import FormulaError, ManifestError, PackTooNewError, PackTooOldError
+from gristmill.errors import FormulaError, ManifestError, PackSchemaError, PackTooNewError, PackTooOldError
 from gristmill.formula import Formula
 from gristmill.problem import DTYPES, OP_W4A16_GEMM
 
@@ -37,14 +36,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     name: str  # one of ARGUMENT_NAMES; free for type "null"
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(NamedTuple):
     """What must hold for an entry to be right; selection never takes an entry whose needs do not hold."""
 
     dtype: str
@@ -52,8 +49,7 @@ class Needs:
     conditions: tuple[Formula, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One kernel of one code object."""
 
     name: str
@@ -72,8 +68,7 @@ class Entry:
     resources: Mapping[str, int]  # registers, spills, ...: read from the code object
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One row of the policy: where `when` holds, take the first of `entries` whose needs hold."""
 
     when: Formula
@@ -81,8 +76,7 @@ class Rule:
     origin: str  # "measured on NVIDIA H200", "table for gfx1201, not measured"
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     arch: str
     kind: str  # "hsaco" or "cubin"
     version: str  # of the distribution that built it
@@ -151,8 +145,10 @@ class _Reader:
     def fail(self, where: str, what: str) -> ManifestError:
         return ManifestError(f"{self.origin}: {where}: {what}")
 
-    def other_schema(self, schema: int, what: str, action: str) -> str:
-        return f"{self.origin}: schema {schema} is {what} than schema {SCHEMA}, which this gristmill reads; {action}"
+    def other_schema(self, kind: type[PackSchemaError], schema: int, what: str, action: str) -> PackSchemaError:
+        return kind(
+            f"{self.origin}: schema {schema} is {what} than schema {SCHEMA}, which this gristmill reads; {action}"
+        )
 
     def manifest(self, data: bytes) -> Manifest:
         if len(data) > MAX_BYTES:
@@ -168,13 +164,11 @@ class _Reader:
             raise self.fail("schema", f"must be an integer, got {schema!r}")
         if schema < SCHEMA:
             wheel = f"gristmill-{self.name(document, 'arch', 'manifest')}"
-            raise PackTooOldError(
-                self.other_schema(schema, "older", f"upgrade the pack: pip install --upgrade {wheel}")
-            )
+            action = f"upgrade the pack: pip install --upgrade {wheel}"
+            raise self.other_schema(PackTooOldError, schema, "older", action)
         if schema > SCHEMA:
-            raise PackTooNewError(
-                self.other_schema(schema, "newer", "upgrade gristmill: pip install --upgrade gristmill")
-            )
+            action = "upgrade gristmill: pip install --upgrade gristmill"
+            raise self.other_schema(PackTooNewError, schema, "newer", action)
         entries = {}
         for index, row in enumerate(self.field(document, "entries", list, "manifest")):
             entry = self.entry(row, f"entries[{index}]")

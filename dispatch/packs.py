@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from gristmill.device import PACKS_FOR_ARCH
 from gristmill.environment import pack_path
 from gristmill.errors import DamagedPackError, ManifestError, NoPackError
 from gristmill.manifest import Entry, Manifest
-from gristmill.verified import Record, read_records, records_of
+
+if TYPE_CHECKING:
+    from gristmill.verified import Record
 
 NAMESPACE = "gristmill_packs"
 
 
-@dataclass(frozen=True)
-class Pack:
+class Pack(NamedTuple):
     """One pack: a folder with `manifest.json`, `objects/` and, once it has been verified, `verified.json`."""
 
     folder: Path
@@ -60,6 +61,8 @@ class Pack:
 
     def verified(self) -> dict[str, Record]:
         """Per entry on what it was run and how far it was off; only records of the objects that are in the pack."""
+        from gristmill.verified import read_records, records_of  # a launch needs none of it
+
         path = self.folder / "verified.json"
         if not path.exists():
             return {}

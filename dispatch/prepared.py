@@ -6,9 +6,9 @@ buffer and the driver's launch.
 
 from __future__ import annotations
 
-import logging
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 from gristmill.arrays import HOST, ArrayView, Device, view
 from gristmill.errors import DeviceMismatchError, StrideError
@@ -21,27 +21,27 @@ from gristmill.select import select
 MAX_ALIGNMENT = 16
 MAX_CHOICES = 4096  # of one class of weights: values of M times alignments
 
-_logger = logging.getLogger("gristmill")
-
 
 class Choice:
     """A selection with its kernel loaded: all of a launch but the arguments."""
 
-    __slots__ = ("grid", "kernel", "origin", "shared_bytes")
+    __slots__ = ("grid", "kernel", "origin", "record", "shared_bytes")
 
     def __init__(self, kernel: LoadedKernel, grid: tuple[int, int, int], shared_bytes: int, origin: str) -> None:
         self.kernel = kernel
         self.grid = grid
         self.shared_bytes = shared_bytes
         self.origin = origin
+        self.record: bytes | None = None  # of gristmill.fastcall
 
 
 class PreparedWeight:
     """A weight on a device. It keeps no array alive."""
 
     __slots__ = (
-        "K", "N", "_pools", "_values", "choices", "device", "dtype", "group_size", "has_bias", "has_perm",
-        "has_zero_points", "loader", "low_bits", "ordinal", "single_out_row_stride", "single_row_stride", "views",
+        "K", "N", "_pools", "choices", "device", "dtype", "fast", "group_size", "has_bias", "has_perm",
+        "has_zero_points", "loader", "low_bits", "ordinal", "single_out_row_stride", "single_row_stride", "values",
+        "views",
     )  # fmt: skip
 
     def __init__(self, weight: PackedWeight) -> None:
@@ -69,7 +69,7 @@ class PreparedWeight:
         self.single_row_stride = -(-weight.K // 8) * 8
         self.single_out_row_stride = -(-weight.N // 8) * 8
         self.low_bits = qweight.address | qweight_row_stride * 4
-        self._values = {
+        self.values = {
             "qweight": qweight.address,
             "scales": scales.address,
             "zero_points": zero_points.address if zero_points is not None else 0,
@@ -85,6 +85,8 @@ class PreparedWeight:
         }  # fmt: skip
         kind = (self.K, self.N, self.group_size, self.dtype, self.has_zero_points, self.has_bias)
         self.choices: dict[int, Choice] = self.loader.choices.setdefault(kind, {})
+        # Of gristmill.fastcall: None until it has been asked, False where it cannot serve this weight.
+        self.fast: Callable[..., Any] | Literal[False] | None = None
         self._pools: dict[LoadedKernel, list[ArgumentBuffer]] = {}
 
     def problem(self, M: int, alignment: int) -> Problem:
@@ -111,7 +113,9 @@ class PreparedWeight:
         check_int32("M", M, selection.entry)
         kernel = self.loader.kernel(selection.entry, stream)
         if selection.is_floor:
-            _logger.warning(
+            import logging
+
+            logging.getLogger("gristmill").warning(
                 "floor kernel %s for %s on %s (%s): right, but not chosen for speed",
                 selection.entry.name, problem, self.device, self.loader.facts.arch,
             )  # fmt: skip
@@ -135,7 +139,7 @@ class PreparedWeight:
             buffer = pool.pop()
         except (KeyError, IndexError):
             pool = self._pools.setdefault(kernel, [])
-            buffer = fill(ArgumentBuffer(kernel.entry.arguments, spare_slots=1), kernel.entry, self._values)
+            buffer = fill(ArgumentBuffer(kernel.entry.arguments, spare_slots=1), kernel.entry, self.values)
         values = buffer.values
         at_x, at_out, at_M, at_x_row_stride, at_out_row_stride = kernel.varying
         values[at_x] = x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gristmill.errors import DTypeError, ShapeError
 
@@ -13,8 +13,7 @@ DTYPES = ("float16", "bfloat16")
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """C[M, N] = A[M, K] @ W[K, N] + bias, W in 4 bits.
 
     `group_size` is resolved (never -1). `alignment` is the largest power of two, 16 at most, that divides the address

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gristmill.device import DeviceFacts
 from gristmill.errors import FormulaError, NoKernelError
@@ -14,16 +14,14 @@ MAX_GRID = (2**31 - 1, 65535, 65535)  # in blocks
 MAX_HIP_THREADS = 2**32 - 1  # HIP counts a grid's extent in threads, in 32 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Why one entry was taken or not; `reasons` is empty where all its needs hold."""
 
     entry: str
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The chosen entry with its launch, the rule that named it, and the verdict on every entry of the pack."""
 
     entry: Entry

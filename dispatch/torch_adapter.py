@@ -19,6 +19,7 @@ from gristmill.errors import (
     ShapeError,
     StrideError,
 )
+from gristmill.fastcall import learn
 from gristmill.gemm import check_out, check_x, run, serve_torch, stream_handle
 from gristmill.loader import dependent_caches
 from gristmill.packed_weight import VALUES_PER_WORD, PackedWeight
@@ -40,7 +41,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0)
 
 
-def linear(x: Tensor, weight: PackedWeight, *, out: Tensor | None = None, stream: Any = None) -> Tensor:
+def linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None, stream: Any = None) -> Tensor:
     """Multiply activations of any rank by a packed 4-bit weight; see `gristmill.linear`.
 
     Leading dimensions are flattened without a copy where their strides allow. `stream` defaults to torch's current
@@ -53,6 +54,11 @@ def linear(x: Tensor, weight: PackedWeight, *, out: Tensor | None = None, stream
         if out is not None or stream is not None:
             raise ArgumentError("out and stream must be None under torch.compile")
         return _call_op(x, weight)
+    found = _prepared.get(id(weight))
+    if found is not None and found[1].fast:
+        result = found[1].fast(x, out, stream if stream is None else stream_handle(stream))
+        if result is not None:
+            return result
     if out is not None or stream is not None:
         return _linear_into(x, weight, out, stream)
     if (
@@ -64,7 +70,6 @@ def linear(x: Tensor, weight: PackedWeight, *, out: Tensor | None = None, stream
     ):
         _check_devices(x, weight)
         return _call_op(x, weight)
-    found = _prepared.get(id(weight))
     return _launch(x, prepare(weight) if found is None else found[1], weight.perm)
 
 
@@ -112,6 +117,8 @@ def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
         if choice is None:
             choice = prepared.choose(M, low_bits, stream)
         prepared.launch(choice, M, x_address, x_row_stride, out_address, out_row_stride, stream)
+        if prepared.fast is None or choice.record is None:
+            learn(x, prepared, choice)
     return out
 
 
@@ -200,7 +207,9 @@ def _linear_into(x: Tensor, weight: PackedWeight, out: Tensor | None, stream: An
         check_x(view(rows), weight)
         check_out(view(out_rows), view(rows), weight, prepared)
         rows = rows.index_select(1, weight.perm)
-    run(view(rows), view(out_rows), weight, prepared, handle)
+    choice = run(view(rows), view(out_rows), weight, prepared, handle)
+    if choice is not None:
+        learn(rows, prepared, choice)
     return out
 
 

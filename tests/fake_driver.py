@@ -96,6 +96,9 @@ class FakeDriver:
         if self.computes:
             compute(list(arguments.values), "bfloat16" if "bfloat16" in function else "float16")
 
+    def launch_pointers(self, ordinal):
+        return None
+
     def is_capturing(self, ordinal, stream):
         return stream in self.capturing
 

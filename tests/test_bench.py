@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 
+import fake_driver
 import pytest
 from gristmill.aot.benchmark import Cell, _only, _tiles_only
 from gristmill.aot.commands import bench
@@ -55,6 +56,15 @@ def test_policies_of_the_tiles_alone_and_of_one_entry():
     assert rule.entries == (name,)
     kept = {entry for rule in _tiles_only(pack).policy for entry in rule.entries}
     assert all(pack.entries[entry].source.endswith(".py") for entry in kept)
+
+
+def test_the_peer_of_the_cold_start_is_the_tile_that_we_would_take():
+    pytest.importorskip("triton")
+    from gristmill.aot.jit_peer import choose
+
+    weight = fake_driver.random_weight(576, 576, 32, zero_points=True)
+    assert [choose(M, weight, "sm90").constexprs["BLOCK_M"] for M in (1, 40, 600)] == [16, 64, 128]
+    assert choose(1, fake_driver.random_weight(64, 256, 128), "sm80").zero_points is False
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(monkeypatch):

@@ -292,3 +292,29 @@ def test_library_of_a_driver_that_is_too_old(run, tmp_path):
 def test_launch_without_a_package_for_cuda(run):
     """The driver's library is all that a launch needs."""
     run('sys.modules["cuda"] = None\n' + PLACE + "gristmill.linear(x, weight)")
+
+
+def test_pointers_for_a_launch_from_c(run):
+    calls = run(
+        PLACE
+        + """
+from gristmill.launch import ArgumentBuffer
+from gristmill.prepared import prepare
+pointers = cuda.launch_pointers(0)
+context = ctypes.c_uint64()
+cuda._call("cuCtxSetCurrent", pointers.current)
+assert ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(pointers.get_current)(ctypes.byref(context)) == 0
+assert context.value == pointers.current != 0
+kernel = loader_for(Device("cuda", 0)).kernel(next(iter(prepare(weight).loader.pack.manifest.entries.values())))
+launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)(pointers.launch)
+arguments = ArgumentBuffer(kernel.entry.arguments).address
+assert launch(kernel.function.handle, 1, 2, 3, 4, 5, 6, 7, 8, arguments, None) == 0
+os.environ["STUB_FAIL"] = "cuLaunchKernel=719"
+status = launch(kernel.function.handle, 1, 2, 3, 4, 5, 6, 7, 8, arguments, None)
+message = str(pointers.error(kernel.function, (1, 2, 3), (4, 5, 6), 7, status))
+assert message.startswith("cuLaunchKernel failed: NAME_OF_719 (stub text of code 719) [symbol symbol_"), message
+assert "grid (1, 2, 3), block (4, 5, 6), 7 bytes of dynamic shared memory" in message, message
+os.environ["STUB_FAIL"] = ""
+"""
+    )
+    assert named(calls, "cuLaunchKernel")[0]["grid"] == "1,2,3"

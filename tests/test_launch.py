@@ -52,4 +52,4 @@ def test_every_argument_name_of_the_manifest_has_a_value(fake_weight):
     from gristmill.manifest import ARGUMENT_NAMES
 
     entry = fake_driver.entry("kernel", b"", arguments=tuple(Argument(name, "int64") for name in ARGUMENT_NAMES))
-    fill(ArgumentBuffer(entry.arguments, 1), entry, fake_weight._values)
+    fill(ArgumentBuffer(entry.arguments, 1), entry, fake_weight.values)

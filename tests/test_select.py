@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from gristmill.device import NOMINAL_DEVICES, nominal_device
 from gristmill.errors import NoDeviceError, NoKernelError
@@ -34,8 +32,8 @@ def test_first_rule_that_holds_wins_and_carries_its_origin():
     pack = parse(entry(name="small"), entry(name="exact"), entry(name="floor"), policy=rules)
     assert select(PROBLEM, DEVICE, pack).origin == "exact shape"
     assert not select(PROBLEM, DEVICE, pack).is_floor
-    assert select(replace(PROBLEM, M=16), DEVICE, pack).entry.name == "small"
-    assert select(replace(PROBLEM, K=512), DEVICE, pack).is_floor
+    assert select(PROBLEM._replace(M=16), DEVICE, pack).entry.name == "small"
+    assert select(PROBLEM._replace(K=512), DEVICE, pack).is_floor
 
 
 def test_rule_falls_through_to_the_first_entry_whose_needs_hold():
@@ -44,18 +42,18 @@ def test_rule_falls_through_to_the_first_entry_whose_needs_hold():
     )
     pack = parse(strict, entry(name="lenient"))
     assert select(PROBLEM, DEVICE, pack).entry.name == "lenient"
-    assert select(replace(PROBLEM, group_size=128), DEVICE, pack).entry.name == "strict"
+    assert select(PROBLEM._replace(group_size=128), DEVICE, pack).entry.name == "strict"
 
 
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (replace(PROBLEM, dtype="bfloat16"), "needs float16, got bfloat16"),
-        (replace(PROBLEM, has_zero_points=True), "takes no zero points"),
-        (replace(PROBLEM, group_size=24), "needs group_size % 32 == 0 or group_size >= K, got K=256, group_size=24"),
-        (replace(PROBLEM, alignment=2), "needs alignment % 16 == 0, got alignment=2"),
-        (replace(PROBLEM, K=1024), "needs 131072 bytes of shared memory, the device has 65536"),
-        (replace(PROBLEM, M=2**31 - 1, N=2**31 - 1), "needs a grid of"),
+        (PROBLEM._replace(dtype="bfloat16"), "needs float16, got bfloat16"),
+        (PROBLEM._replace(has_zero_points=True), "takes no zero points"),
+        (PROBLEM._replace(group_size=24), "needs group_size % 32 == 0 or group_size >= K, got K=256, group_size=24"),
+        (PROBLEM._replace(alignment=2), "needs alignment % 16 == 0, got alignment=2"),
+        (PROBLEM._replace(K=1024), "needs 131072 bytes of shared memory, the device has 65536"),
+        (PROBLEM._replace(M=2**31 - 1, N=2**31 - 1), "needs a grid of"),
     ],
 )
 def test_refusal_says_what_was_needed_and_found(problem, reason):
@@ -67,15 +65,15 @@ def test_refusal_says_what_was_needed_and_found(problem, reason):
 
 def test_shared_memory_is_judged_by_the_devices_own_limit():
     pack = parse(entry())
-    problem = replace(PROBLEM, K=1024)
-    assert select(problem, replace(DEVICE, lds_bytes_per_block=131072), pack).dynamic_shared_bytes == 131072
+    problem = PROBLEM._replace(K=1024)
+    assert select(problem, DEVICE._replace(lds_bytes_per_block=131072), pack).dynamic_shared_bytes == 131072
     with pytest.raises(NoKernelError):
-        select(problem, replace(DEVICE, lds_bytes_per_block=131071), pack)
+        select(problem, DEVICE._replace(lds_bytes_per_block=131071), pack)
 
 
 def test_threads_are_judged_by_the_devices_own_limit():
     with pytest.raises(NoKernelError, match="needs 128 threads a block, the device has 64"):
-        select(PROBLEM, replace(DEVICE, max_threads_per_block=64), parse(entry()))
+        select(PROBLEM, DEVICE._replace(max_threads_per_block=64), parse(entry()))
 
 
 def test_formula_that_fails_for_a_problem_is_a_reason_not_a_crash():
@@ -86,11 +84,11 @@ def test_formula_that_fails_for_a_problem_is_a_reason_not_a_crash():
 
 def test_hip_counts_a_grid_in_threads():
     pack = parse(entry(dynamic_shared_bytes="0", grid=["M", "1", "1"]))
-    problem = replace(PROBLEM, M=2**25)  # times 128 threads is 2**32
+    problem = PROBLEM._replace(M=2**25)  # times 128 threads is 2**32
     with pytest.raises(NoKernelError, match="HIP's most is 4294967295 threads"):
         select(problem, DEVICE, pack)
-    assert select(replace(problem, M=2**25 - 1), DEVICE, pack).grid == (2**25 - 1, 1, 1)
-    assert select(problem, replace(DEVICE, backend="cuda"), pack).grid == (2**25, 1, 1)
+    assert select(problem._replace(M=2**25 - 1), DEVICE, pack).grid == (2**25 - 1, 1, 1)
+    assert select(problem, DEVICE._replace(backend="cuda"), pack).grid == (2**25, 1, 1)
 
 
 def test_unknown_arch_is_refused_by_name():

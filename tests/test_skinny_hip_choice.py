@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from gristmill.csrc import w4a16_skinny_hip_variants as rows
 from gristmill.device import nominal_device
@@ -44,7 +42,7 @@ def manifest(request) -> Manifest:
         floor = entry_of(rows.variants(request.param)[0])
         name = f"{FLOOR}_{dtype}_{zero_points}"
         needs = Needs(dtype, zero_points, ())
-        entries[name] = replace(floor, name=name, needs=needs, dynamic_shared_bytes=Formula("0"))
+        entries[name] = floor._replace(name=name, needs=needs, dynamic_shared_bytes=Formula("0"))
         floors.append(name)
     policy = [Rule(Formula(row.when), row.variants, row.origin) for row in rows.policy(request.param)]
     policy.append(Rule(Formula("M >= 1"), tuple(floors), "floor"))
@@ -54,7 +52,7 @@ def manifest(request) -> Manifest:
 def choose(
     manifest: Manifest, M: int, *, K=4096, N=4096, G=128, zero_points=False, lds=65536, alignment=16
 ) -> Selection:
-    device = replace(nominal_device(manifest.arch), lds_bytes_per_block=lds)
+    device = nominal_device(manifest.arch)._replace(lds_bytes_per_block=lds)
     return select(problem(M, K, N, G, zero_points, alignment), device, manifest)
 
 

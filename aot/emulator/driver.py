@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 from gristmill.aot.emulator import DeviceMemory, Kernel, LaunchReport, Module, launch
@@ -50,7 +49,7 @@ class EmulatedDriver:
     def device_facts(self, ordinal: int) -> DeviceFacts:
         if not 0 <= ordinal < len(ARCHS):
             raise NoDeviceError(f"emulated:{ordinal} is not there; devices: {', '.join(ARCHS)}")
-        return replace(nominal_device(ARCHS[ordinal]), name=f"emulated {ARCHS[ordinal]}")
+        return nominal_device(ARCHS[ordinal])._replace(name=f"emulated {ARCHS[ordinal]}")
 
     def device_of(self, address: int) -> int:
         for ordinal, memory in enumerate(self._memories):
@@ -92,6 +91,9 @@ class EmulatedDriver:
                 schedule=self.schedule,
                 budget=self.budget,
             )
+
+    def launch_pointers(self, ordinal: int) -> None:
+        return None
 
     def is_capturing(self, ordinal: int, stream: int) -> bool:
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 from gristmill.cli import print_json
 from gristmill.commands.options import arch_list, positive
@@ -97,4 +96,4 @@ def _device(arguments: argparse.Namespace) -> DeviceFacts:
     else:
         found = first_device()
         device = get_driver(found.driver).device_facts(found.ordinal)
-    return replace(device, lds_bytes_per_block=arguments.lds_bytes) if arguments.lds_bytes else device
+    return device._replace(lds_bytes_per_block=arguments.lds_bytes) if arguments.lds_bytes else device

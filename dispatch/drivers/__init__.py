@@ -10,11 +10,12 @@ import importlib
 import threading
 from typing import TYPE_CHECKING
 
-from gristmill.drivers.protocol import Driver
 from gristmill.errors import NoDriverError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
+
+    from gristmill.drivers.protocol import Driver
 
 GROUP = "gristmill.drivers"
 

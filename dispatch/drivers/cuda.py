@@ -10,13 +10,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.device import DeviceFacts
 from gristmill.drivers import fork_guard
-from gristmill.drivers.protocol import Dim3
 from gristmill.errors import DriverError, ForkedProcessError, GristmillError, NoDeviceError, NoDriverError
-from gristmill.launch import ArgumentBuffer
+
+if TYPE_CHECKING:
+    from gristmill.drivers.protocol import Dim3, LaunchPointers
+    from gristmill.launch import ArgumentBuffer
 
 LIBRARY = "libcuda.so.1"
 INSTALL_DRIVER = "install the NVIDIA driver; in a container, start it with the GPUs (docker run --gpus all)"
@@ -164,12 +167,20 @@ class CudaDriver:
             with self._current(ordinal):
                 status = launch(function.handle, *grid, *block, shared_bytes, stream, arguments.address, None)
         if status:
-            raise self.launch_error(ordinal, function, grid, block, shared_bytes, status)
+            raise self._launch_error(ordinal, function, grid, block, shared_bytes, status)
 
-    def launch_error(
+    def launch_pointers(self, ordinal: int) -> LaunchPointers:
+        from gristmill.drivers.protocol import LaunchPointers
+
+        functions = self._load()
+        launch, get_current = (
+            ctypes.cast(functions[name], c_void_p).value or 0 for name in ("cuLaunchKernel", "cuCtxGetCurrent")
+        )
+        return LaunchPointers(launch, get_current, self._context(ordinal), partial(self._launch_error, ordinal))
+
+    def _launch_error(
         self, ordinal: int, function: CudaFunction, grid: Dim3, block: Dim3, shared_bytes: int, status: int
     ) -> DriverError:
-        """The error for a launch that the driver refused with `status`."""
         where = f"symbol {function.symbol}, {self._where(ordinal)}, grid {grid}, block {block}, "
         where += f"{shared_bytes} bytes of dynamic shared memory"
         return DriverError(f"cuLaunchKernel failed: {self._text(status)} [{where}]")

@@ -102,6 +102,9 @@ class HipDriver:
             where += f"{shared_bytes} bytes of dynamic LDS"
             raise DriverError(f"hipModuleLaunchKernel failed: {_text(hip, status)} [{where}]")
 
+    def launch_pointers(self, ordinal: int) -> None:
+        return None  # hip-python does not tell addresses
+
     @staticmethod
     def _launch(
         hip: Any,

@@ -7,14 +7,25 @@ returns and raises DriverError, NoDriverError or NoDeviceError; all may be calle
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gristmill.device import DeviceFacts
 
 if TYPE_CHECKING:
+    from gristmill.errors import DriverError
     from gristmill.launch import ArgumentBuffer
 
 Dim3 = tuple[int, int, int]
+
+
+class LaunchPointers(NamedTuple):
+    """What a launch on one device takes from C."""
+
+    launch: int  # address of cuLaunchKernel or hipModuleLaunchKernel
+    get_current: int  # address of cuCtxGetCurrent or hipGetDevice
+    current: int  # what get_current gives where the device is current
+    error: Callable[[Any, Dim3, Dim3, int, int], DriverError]  # function, grid, block, shared bytes, code of the launch
 
 
 class Driver(Protocol):
@@ -63,6 +74,13 @@ class Driver(Protocol):
         stream: int,
     ) -> None:
         """Put a launch on `stream` and return; `arguments` is free again when this returns."""
+        ...
+
+    def launch_pointers(self, ordinal: int) -> LaunchPointers | None:
+        """What a launch from C needs; None where launches have to go through `launch`.
+
+        With it, what `function` returns has the driver's own handle as the integer `handle`.
+        """
         ...
 
     def is_capturing(self, ordinal: int, stream: int) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import email
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,23 +18,23 @@ from pathlib import Path
 import gristmill
 import pytest
 from gristmill.aot.errors import ObjectError, WheelError
-from gristmill.aot.wheel import core_folders, core_wheel, find_license, pack_wheel, source_tree
+from gristmill.aot.wheel import (
+    BUDGET_BYTES,
+    EXTENSION,
+    PLATFORM,
+    core_folders,
+    core_wheel,
+    find_license,
+    pack_wheel,
+    source_tree,
+)
 from gristmill.cli import main
 from gristmill.errors import PackError
 from gristmill.packs import Pack
 from gristmill.verified import Record, dump_records, read_records
+from source_copy import copy_source
 
 VERSION = gristmill.__version__
-
-
-def copy_source(source: Path, target: Path) -> Path:
-    """Copy what the core wheel is made from."""
-    target.mkdir(parents=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(source / name, target / name)
-    for folder in core_folders(source):
-        shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +75,9 @@ def metadata(wheel: Path) -> email.message.Message:
         return email.message_from_bytes(archive.read(name))
 
 
-def test_wheels_bear_version_arch_and_no_platform(made):
+def test_wheels_bear_version_and_arch_and_the_cores_platform(made):
     assert sorted(path.name for path in made.iterdir()) == [
+        f"gristmill-{VERSION}-cp310-abi3-{PLATFORM}.whl",
         f"gristmill-{VERSION}-py3-none-any.whl",
         f"gristmill_gfx1201-{VERSION}-py3-none-any.whl",
         f"gristmill_sm90-{VERSION}-py3-none-any.whl",
@@ -121,6 +124,39 @@ def test_core_wheel_holds_every_module_and_no_pack(made, source):
     assert metadata(made / f"gristmill-{VERSION}-py3-none-any.whl")["License-Expression"] == "Apache-2.0"
 
 
+def test_core_wheel_of_a_platform_is_the_other_with_the_extension(made, source):
+    cores = {path.name.split("-")[2]: zipfile.ZipFile(path) for path in made.glob("gristmill-*")}
+    info = f"gristmill-{VERSION}.dist-info"
+    differing = {EXTENSION, f"{info}/WHEEL", f"{info}/RECORD"}
+    pure, native = ({name: cores[tag].read(name) for name in cores[tag].namelist()} for tag in ("py3", "cp310"))
+    assert native.keys() - pure.keys() == {EXTENSION}
+    assert {name: native[name] for name in pure.keys() - differing} == {
+        name: pure[name] for name in pure.keys() - differing
+    }
+    assert b"Root-Is-Purelib: false\nTag: cp310-abi3-manylinux_2_17_x86_64" in native[f"{info}/WHEEL"]
+    code = native[EXTENSION]
+    for place in (str(source), sys.prefix, sys.base_prefix, str(Path.home()) + "/", tempfile.gettempdir() + "/"):
+        assert place.encode() not in code
+    # Nothing newer than the platform's glibc, and no library but that one.
+    assert max(tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([0-9.]+)", code)) <= (2, 17)
+    assert set(re.findall(rb"lib[\w.+-]*\.so[.0-9]*", code)) == {b"libc.so.6"}
+
+
+TRY_EXTENSION = """
+import sys, gristmill._fastcall as native
+assert native.__file__.startswith(sys.argv[1]), native.__file__
+assert len(native.record(1, (1, 1, 1), (32, 1, 1), 0, 0, b"")) > 0
+"""
+
+
+def test_the_extension_loads_from_an_installed_wheel(made, tmp_path):
+    if platform.machine() != "x86_64" or sys.platform != "linux":
+        pytest.skip(f"the wheel is for {PLATFORM}")
+    installed(sorted(made.glob("gristmill-*-cp310-*")), tmp_path / "site")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    subprocess.run([sys.executable, "-c", TRY_EXTENSION, str(tmp_path)], cwd=tmp_path, env=environment, check=True)
+
+
 def test_wheels_again_from_elsewhere_have_the_same_bytes(made, source, tiny_packs, tmp_path):
     moved = Path(shutil.copytree(tiny_packs, tmp_path / "moved" / "packs"))
     moved_source = copy_source(source, tmp_path / "moved" / "source")
@@ -137,7 +173,7 @@ def test_wheels_again_from_elsewhere_have_the_same_bytes(made, source, tiny_pack
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
-    assert len(document["wheels"]) == 3
+    assert len(document["wheels"]) == 4
     for wheel in document["wheels"]:
         path = Path(wheel["path"])
         assert path.read_bytes() == (made / path.name).read_bytes()
@@ -173,7 +209,7 @@ def installed(wheels: list[Path], target: Path) -> None:
 
 
 def test_two_packs_install_side_by_side_and_are_found(made, tmp_path):
-    core, *packs = sorted(made.iterdir())
+    _, core, *packs = sorted(made.iterdir())
     installed([core], tmp_path / "core")
     installed(packs[:1], tmp_path / "site")
     installed(packs[1:], tmp_path / "other")
@@ -194,7 +230,7 @@ def test_two_packs_install_side_by_side_and_are_found(made, tmp_path):
 
 
 def test_packs_in_one_site_do_not_touch_each_other(made, tmp_path):
-    _, *packs = sorted(made.iterdir())
+    packs = sorted(made.glob("gristmill_*"))
     installed(packs, tmp_path / "site")
     folder = tmp_path / "site" / "gristmill_packs"
     assert sorted(path.name for path in folder.iterdir()) == ["gfx1201", "sm90"]
@@ -206,6 +242,62 @@ def test_wheel_over_budget_is_refused_and_not_left(pack, tmp_path):
         pack_wheel(pack, tmp_path / "tight", "licence", budget_bytes=size - 1)
     assert not list((tmp_path / "tight").iterdir())
     assert pack_wheel(pack, tmp_path / "just", "licence", budget_bytes=size).bytes == size
+
+
+def test_core_wheel_has_the_budget_too(source, tmp_path):
+    with pytest.raises(WheelError, match="more than the budget of 1000"):
+        core_wheel(source, tmp_path / "dist", budget_bytes=1000)
+
+
+def test_budget_is_ten_megabytes():
+    assert BUDGET_BYTES == pack_wheel.__defaults__[-1] == core_wheel.__defaults__[-1] == 10_000_000
+
+
+def test_sizes_are_those_in_the_wheel_by_kernel(pack, tmp_path):
+    wheel = pack_wheel(pack, tmp_path / "dist", "licence")
+    with zipfile.ZipFile(wheel.path) as archive:
+        stored = {Path(info.filename).stem: info for info in archive.infolist() if "/objects/" in info.filename}
+    assert {kernel.object for kernel in wheel.kernels} == stored.keys()
+    for kernel in wheel.kernels:
+        info = stored[kernel.object]
+        assert (kernel.op, kernel.bytes, kernel.compressed_bytes) == ("w4a16_gemm", info.file_size, info.compress_size)
+    assert sorted(kernel.entries for kernel in wheel.kernels) == [("tiny", "floor"), ("tiny_16",)]
+    sizes = [kernel.compressed_bytes for kernel in wheel.kernels]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) < wheel.bytes
+
+
+def test_command_reports_sizes_as_text_and_as_json(pack, tmp_path, capsys):
+    arguments = ["wheel", "--no-core", "--packs", str(pack.parent), "--out", str(tmp_path / "dist")]
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["budget_bytes"] == 10_000_000
+    (wheel,) = document["wheels"]
+    for kernel in wheel["kernels"]:
+        assert kernel["share"] == kernel["compressed_bytes"] / wheel["bytes"]
+    assert main([*arguments, "--sizes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    first = wheel["kernels"][0]
+    assert lines[1].split()[:2] == [str(first["compressed_bytes"]), "bytes"]
+    assert lines[1].endswith(f"w4a16_gemm  {', '.join(first['entries'])}")
+    assert main(arguments) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_pack_that_covers_less_than_the_table_says_makes_no_wheel(pack, source, tmp_path, capsys):
+    copy = copy_source(source, tmp_path / "source")
+    (copy / "docs").mkdir()
+    table = copy / "docs" / "coverage.md"
+    assert main(["coverage", "--packs", str(pack.parent), "--write", str(table)]) == 0
+    arguments = ["wheel", "--no-core", "--packs", str(pack.parent), "--source", str(copy)]
+    assert main([*arguments, "--out", str(tmp_path / "dist")]) == 0
+    table.write_text(table.read_text().replace("3 entries", "4 entries"))
+    assert main([*arguments, "--out", str(tmp_path / "none")]) == 1
+    said = capsys.readouterr().err
+    assert "-Pack gfx1151, 4 entries" in said
+    assert "+Pack gfx1151, 3 entries" in said
+    assert not (tmp_path / "none").exists()
 
 
 def test_pack_without_an_object_is_refused(pack, tmp_path):
