@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gristmill.arrays import Device
 from gristmill.device import DeviceFacts
@@ -23,8 +23,7 @@ _OPEN = frozenset({"M", "alignment"})
 Kernel = tuple[Loader, Entry]
 
 
-@dataclass(frozen=True, slots=True)
-class Preloaded:
+class Preloaded(NamedTuple):
     """What a preload did."""
 
     entries: tuple[str, ...]  # all that a call can hit, now loaded
