@@ -15,8 +15,8 @@ first. What your own code does is left alone; `enable(whole_process=True)`, or G
 
 It is an audit hook (`sys.addaudithook`), so it sees what Python code does, not what C code does behind Python's back:
 a driver library that opens its device files is not seen. A hook can never be taken out again; it is put in at the
-first `enable()`, so that a process which never asks pays nothing, and one that has asked pays nothing in a call that
-neither imports nor opens anything, for such a call raises no event.
+first `enable()`, so that a process which never asks pays nothing. One that has asked pays for a look into a table at
+each audit event; a call of a kernel that is loaded raises one, for Python's `id`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,33 @@ from gristmill.errors import StrictModeError
 
 FORBIDDEN_IMPORTS = ("triton", "gristmill.aot", "gristmill.kernels", "gristmill.csrc")
 
-# Audit events of the Python documentation, with the words for them.
-_PROCESS = dict.fromkeys(
-    (
-        "subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn",
+# Audit events of the Python documentation, with what they stand for.
+_EVENTS = {
+    "import": "",  # which module decides
+    "open": "",  # the flags decide
+    **dict.fromkeys(
+        (
+            "subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn",
+            "pty.spawn",
+        ),
+        "a child process",
     ),
-    "a child process",
-)  # fmt: skip
-_FILE_SYSTEM = dict.fromkeys(
-    (
-        "os.chflags", "os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.removexattr", "os.rename",
-        "os.rmdir", "os.setxattr", "os.symlink", "os.truncate", "os.utime", "fcntl.flock", "fcntl.lockf",
-        "sqlite3.connect", "tempfile.mkdtemp", "tempfile.mkstemp",
+    **dict.fromkeys(
+        (
+            "socket.__new__", "socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethostbyaddr",
+            "socket.gethostbyname", "socket.getnameinfo", "socket.sendmsg", "socket.sendto",
+        ),
+        "a socket",
     ),
-    "a change of the file system",
-)  # fmt: skip
-_ALWAYS = _PROCESS | _FILE_SYSTEM
+    **dict.fromkeys(
+        (
+            "os.chflags", "os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.removexattr", "os.rename",
+            "os.rmdir", "os.setxattr", "os.symlink", "os.truncate", "os.utime", "fcntl.flock", "fcntl.lockf",
+            "sqlite3.connect", "tempfile.mkdtemp", "tempfile.mkstemp",
+        ),
+        "a change of the file system",
+    ),
+}  # fmt: skip
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 MAX_VIOLATIONS = 100
@@ -115,7 +126,7 @@ def enable_as_asked() -> None:
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if not _on:
+    if event not in _EVENTS or not _on:
         return
     what = _forbidden(event, arguments)
     if what is None:
@@ -131,7 +142,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _forbidden(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """The words for an event that strict mode forbids; None for any other."""
+    """The words for what strict mode forbids; None for an import or a file that it does not."""
     if event == "import":
         name = arguments[0]
         found = any(name == root or name.startswith(root + ".") for root in FORBIDDEN_IMPORTS)
@@ -139,10 +150,7 @@ def _forbidden(event: str, arguments: tuple[Any, ...]) -> str | None:
     if event == "open":
         path, _, flags = arguments
         return f"opening {path!r} for writing" if flags & _WRITE_FLAGS else None
-    if event.startswith(("socket.", "shutil.")):
-        return f"{'a socket' if event.startswith('socket.') else 'a change of the file system'} ({event})"
-    words = _ALWAYS.get(event)
-    return f"{words} ({event} {arguments[0]!r})" if words and arguments else words and f"{words} ({event})"
+    return f"{_EVENTS[event]} ({' '.join([event, *map(repr, arguments[:1])])})"
 
 
 def _runtime_frame(frame: FrameType | None) -> FrameType | None:

@@ -22,3 +22,8 @@ def _run(symbol: bytes, parameters: ctypes._Pointer[ctypes.c_void_p]) -> None:
 def attach() -> None:
     """Let the stub of this process compute its launches."""
     ctypes.CDLL("libcuda.so.1").stub_cuda_run_with(_run)
+
+
+def detach() -> None:
+    """Let launches be recorded only."""
+    ctypes.CDLL("libcuda.so.1").stub_cuda_run_with(None)

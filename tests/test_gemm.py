@@ -1,4 +1,5 @@
 import logging
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -182,6 +183,18 @@ def test_preload_loads_all_that_any_call_can_hit(fake_device):
             x.fill_bytes(0)
             gristmill.linear(x, placed)
     assert len(fake_device.called("load_module")) == loaded == 1
+
+
+def test_rows_that_lost_their_padding_get_it_back(fake_device):
+    """As a weight comes out of pickle."""
+    packed = fake_driver.random_weight(24, 72, 32)
+    weight = pickle.loads(pickle.dumps(packed))
+    assert weight.qweight.strides[0] == 36
+    placed = to_device(weight, "fake:0")
+    assert placed.qweight.strides == (12, 1)
+    x = fake_driver.random_x(3, 72)
+    check(gristmill.linear(DeviceArray.from_numpy(x, "fake:0"), placed).to_numpy(), x, packed)
+    assert [call[1].split()[0] for call in fake_device.called("launch")] == ["symbol_small_float16"]
 
 
 def test_capture_needs_preload(fake_device):

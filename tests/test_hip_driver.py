@@ -54,6 +54,22 @@ def test_facts(run):
     )
 
 
+def test_fork_after_the_driver_was_used(run):
+    calls = run(
+        PLACE
+        + """
+child = os.fork()
+if not child:
+    ok = all("start workers with" in fails(ForkedProcessError, gristmill.linear, x, weight) for _ in range(2))
+    os._exit(0 if ok else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+gristmill.linear(x, weight)
+""",
+        PYTHONWARNINGS="ignore::DeprecationWarning",
+    )
+    assert len(named(calls, "hipModuleLaunchKernel")) == 1
+
+
 def test_call_from_pack_to_launch(run):
     calls = run(
         PLACE

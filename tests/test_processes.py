@@ -159,7 +159,7 @@ def test_spawn_after_the_driver_was_used(run):
         """
         import multiprocessing
         import spawned_job
-        host, x = fake_driver.random_weight(72, 128, 64, zero_points=True), fake_driver.random_x(3, 128)
+        host, x = fake_driver.random_weight(72, 136, 64, zero_points=True), fake_driver.random_x(3, 136)
         weight = gristmill.to_device(host, "cuda:0")
         expected = gristmill.linear(DeviceArray.from_numpy(x, "cuda:0"), weight).to_numpy()
         with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -210,3 +210,23 @@ def test_twenty_threads(run, devices):
     launches = [details["device"] for details in named(calls, "cuLaunchKernel")]
     assert len(launches) == 120
     assert set(launches) == set(loads)
+
+
+def test_what_strict_mode_costs_a_call(run):
+    """Its hook is asked once, about Python's `id`, which it does not look into."""
+    run(
+        """
+        host, weight = place("cuda:0")
+        x = DeviceArray.from_numpy(fake_driver.random_x(3, 136), "cuda:0")
+        out = DeviceArray.empty("cuda:0", (3, 72), "float16")
+        stub_compute.detach()  # its computation is not the call's
+        gristmill.linear(x, weight, out=out)
+        seen, watching = [], False
+        sys.addaudithook(lambda event, _: watching and seen.append(event))
+        watching = True
+        for _ in range(3):
+            gristmill.linear(x, weight, out=out)
+        watching = False
+        assert seen == ["builtins.id"] * 3, seen
+        """
+    )

@@ -32,13 +32,13 @@ VIOLATIONS = {
     "aot": ("import gristmill.aot.nothing", r"the import of gristmill\.aot"),
     "kernels": ("import gristmill.kernels.nothing", r"the import of gristmill\.kernels"),
     "csrc": ("import gristmill.csrc.nothing", r"the import of gristmill\.csrc"),
-    "subprocess": ("import subprocess; subprocess.Popen(['true'])", r"a child process \(subprocess\.Popen 'true'\)"),
+    "subprocess": ("import subprocess; subprocess.Popen(['true'])", r"a child process \(subprocess\.Popen 't"),
     "system": ("import os; os.system('true')", r"a child process \(os\.system"),
     "fork": ("import os; os.fork() or os._exit(0)", r"a child process \(os\.fork"),
     "exec": ("import os; os.execv('/bin/true', ['true'])", r"a child process \(os\.exec"),
     "spawn": ("import os; os.posix_spawn('/bin/true', ['true'], {})", r"a child process \(os\.posix_spawn"),
-    "socket": ("import socket; socket.socket()", r"a socket \(socket\.__new__\)"),
-    "host name": ("import socket; socket.getaddrinfo('localhost', 80)", r"a socket \(socket\.getaddrinfo\)"),
+    "socket": ("import socket; socket.socket()", r"a socket \(socket\.__new__ "),
+    "host name": ("import socket; socket.getaddrinfo('localhost', 80)", r"a socket \(socket\.getaddrinfo 'loc"),
     "write": ("open(FOLDER + '/a', 'w')", "opening '.*/a' for writing"),
     "append": ("open(FOLDER + '/a', 'ab')", "opening '.*/a' for writing"),
     "update": ("open(FOLDER + '/there', 'r+')", "opening '.*/there' for writing"),
@@ -136,28 +136,6 @@ def test_bytecode_is_not_written_while_it_is_on():
     with strict.enforced():
         assert sys.dont_write_bytecode
     assert sys.dont_write_bytecode == former
-
-
-def test_a_call_raises_no_event(fake_weight, fake_device):
-    """The hot path: with the hook in place, it is not even asked."""
-    seen = []
-    x = gristmill.DeviceArray.from_numpy(fake_driver.random_x(3, 72), "fake:0")
-    out = gristmill.DeviceArray.empty("fake:0", (3, 24), "float16")
-    fake_device.computes = False
-    arguments = (3, x.address, 72, out.address, 24, 0)
-    choice = fake_weight.choose(3, 0, 0)
-    fake_weight.launch(choice, *arguments)
-
-    def count(event, _):
-        if watching:
-            seen.append(event)
-
-    watching = False
-    sys.addaudithook(count)
-    watching = True
-    fake_weight.launch(choice, *arguments)
-    watching = False
-    assert seen == []
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("", "False False"), ("0", "False False"), ("1", "True False"),

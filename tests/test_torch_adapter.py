@@ -160,10 +160,14 @@ def test_compile_with_dynamic_rows_compiles_once():
 def test_compile_of_the_module():
     host, _ = weights()
     layer = gristmill.nn.W4A16Linear(host)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     for M in (3, 5, 17):
         with torch.inference_mode():
             check(compiled(random_x(M, 72)), random_x(M, 72), host)
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_export():

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from gristmill.arrays import Device, DeviceArray, torch_driver, view
 from gristmill.drivers import get_driver
-from gristmill.errors import ArgumentError, DeviceMismatchError, DriverError, DTypeError, NotLoadedError
+from gristmill.errors import (
+    ArgumentError,
+    DeviceMismatchError,
+    DriverError,
+    DTypeError,
+    NotLoadedError,
+    PreloadLimitError,
+)
 from gristmill.gemm import linear
 from gristmill.loader import forget_loaders, loader_for
 from gristmill.packed_weight import dequantize
@@ -176,6 +183,25 @@ def test_capture_of_the_module(device, unloaded):
         graph.replay()
         torch.cuda.synchronize()
         assert close(out, x.relu(), weight)
+
+
+def test_preload_reports_and_keeps_a_limit(device, unloaded):
+    placed = [host_weight(seed).map(lambda array: tensor_of(array).to(device)) for seed in range(3)]
+    with pytest.raises(PreloadLimitError, match="bytes of device code are to be loaded, the limit is 1000 bytes"):
+        gristmill.preload(placed, limit_bytes=1000)
+    loader = loader_for(Device(torch_driver(torch), 0))
+    assert loader.loaded() == []
+    report = gristmill.preload(placed)
+    assert list(report.entries) == list(report.loaded) == loader.loaded()
+    entries = [loader.pack.manifest.entries[name] for name in report.entries]
+    assert report.code_bytes == sum({entry.object: loader.pack.object_bytes(entry) for entry in entries}.values())
+    assert 0 < report.time_us < 10e6
+    assert gristmill.preload(placed, limit_bytes=0).loaded == ()
+    x = rows(5, K, device=device)
+    assert close(gristmill.linear(x, placed[0]), x, host_weight())
+    torch.cuda.synchronize()
+    gristmill.unload()
+    assert close(gristmill.linear(x, placed[0]), x, host_weight())
 
 
 def test_load_while_another_thread_captures(device, unloaded):
