@@ -55,7 +55,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, *_MODULES})
 
 
-if os.environ.get("GRISTMILL_STRICT"):
+if os.environ.get("GRISTMILL_STRICT"):  # what it may say is in gristmill.environment, which costs an import
     from gristmill.strict import enable_as_asked
 
     enable_as_asked()

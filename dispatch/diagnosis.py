@@ -33,6 +33,7 @@ class PackFinding:
     folder: str
     version: str | None = None
     entries: int = 0
+    verified: int = 0  # of the entries: those with a record of a run that passed
     problem: str | None = None
     fix: str | None = None
 
@@ -94,7 +95,7 @@ def _pack_finding(folder: Path) -> PackFinding:
         row.entries = len(pack.manifest.entries)
         for entry in pack.manifest.entries.values():
             pack.read_object(entry)
-        pack.verified()
+        row.verified = len(pack.verified())
     except PackError as error:
         row.problem, row.fix = str(error), pip_line(error, row.arch)
     return row
@@ -168,6 +169,12 @@ def _mismatches(devices: Sequence[DeviceFinding], packs: Sequence[PackFinding], 
                 f"a pack for the wrong chip may load and give wrong results; {UNSET_OVERRIDE}"
             )
     used = {device.pack for device in devices}
+    lines += [
+        f"pack {row.arch}: {row.entries - row.verified} of {row.entries} entries have no record of a run that passed; "
+        "run: gristmill selftest"
+        for row in packs
+        if row.folder in used and row.problem is None and row.verified < row.entries
+    ]
     if devices:
         lines += [f"pack {row.arch} in {row.folder} serves no device here" for row in packs if row.folder not in used]
     return lines

@@ -3,7 +3,8 @@
 Off unless it is asked for: GRISTMILL_STRICT=1 in the environment when `gristmill` is imported, or `enable()`. While on,
 StrictModeError is raised before any of this happens:
 
-- an import of triton, `gristmill.aot`, `gristmill.kernels` or `gristmill.csrc`, found or not;
+- an import of triton, `gristmill.aot` (the emulated driver is of it), `gristmill.kernels` or `gristmill.csrc`, found or
+  not;
 - a child process or an exec;
 - a socket or a look-up of a host name;
 - a file opened for writing, or anything else that changes the file system; Python's own bytecode files are switched

@@ -8,6 +8,8 @@ from gristmill import drivers, packs
 from gristmill.cli import main
 from gristmill.errors import NoDriverError
 from gristmill.kfd import arch_of, arch_of_override, chips
+from gristmill.packs import Pack
+from gristmill.verified import Record, dump_records
 
 
 class Missing:
@@ -46,7 +48,15 @@ def machine(monkeypatch, tmp_path, capsys):
         assert main(arguments) == code == (0 if answer["can_run"] else 1)
         return code, answer, capsys.readouterr().out
 
-    run.pack = lambda arch: fake_driver.usual_pack(tmp_path / "packs", arch)
+    def pack(arch, verified=True):
+        folder = fake_driver.usual_pack(tmp_path / "packs", arch)
+        if verified:
+            entries = Pack.open(folder).manifest.entries.values()
+            records = {entry.name: Record(entry.object, "a device", "silicon", 9, 0.5) for entry in entries}
+            (folder / "verified.json").write_bytes(dump_records(records))
+        return folder
+
+    run.pack = pack
     return run
 
 
@@ -64,10 +74,20 @@ def test_all_is_well(machine):
     assert device["pack"] == str(folder)
     assert answer["fixes"] == answer["mismatches"] == []
     (pack,) = answer["packs"]
-    assert (pack["arch"], pack["entries"], pack["problem"]) == ("sm90", 12, None)
+    assert (pack["arch"], pack["entries"], pack["verified"], pack["problem"]) == ("sm90", 12, 12, None)
     for line in ("driver cuda: usable, version 0.0", "driver hip: no hip library; install it",
                  "cuda:0: fake sm90, sm90, 232448 bytes", f"runs with {folder}", "something can run here"):  # fmt: skip
         assert line in text
+
+
+def test_entries_that_nobody_has_run(machine):
+    folder = machine.pack("sm90", verified=False)
+    code, answer, text = machine(cuda=("sm90",))
+    assert code == 0
+    assert answer["mismatches"] == [
+        "pack sm90: 12 of 12 entries have no record of a run that passed; run: gristmill selftest"
+    ]
+    assert f"12 entries, 0 with a record of a run that passed, in {folder}" in text
 
 
 def test_no_device(machine):

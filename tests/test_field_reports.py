@@ -89,8 +89,8 @@ def test_01_a_kernel_that_is_there_is_not_thereby_right(machine, tmp_path, capsy
     """lemonade vllm-rocm 24, vLLM 46186: an int4 kernel compiled for gfx1151 ran fast and gave wrong numbers; a gate in
     Python was all that kept users from it.
 
-    A kernel has a record of the run that proved it, bound to the very object; without it no wheel is made and the
-    certificate says so; and the self-test finds a kernel that computes wrongly, on the user's own device."""
+    A kernel has a record of the run that proved it, bound to the very object; without it no wheel is made, and
+    doctor and certificate say so; and the self-test finds a kernel that computes wrongly, on the user's own device."""
     from gristmill.aot.errors import WheelError
     from gristmill.aot.wheel import pack_wheel
 
@@ -109,6 +109,8 @@ def test_01_a_kernel_that_is_there_is_not_thereby_right(machine, tmp_path, capsy
             pack_wheel(folder, tmp_path / "out", "license")
 
     driver = machine("sm90")
+    _, answer = command(capsys, "doctor", "--kfd", tmp_path)
+    assert "pack sm90: 12 of 12 entries have no record of a run that passed" in answer["mismatches"][0]
     code, answer = command(capsys, "selftest", "--device", "cuda:0", "--entry", "floor_float16")
     assert (code, list(answer["entries"])) == (0, ["floor_float16"])
     driver.computes = False  # the kernel runs, and what it leaves behind is not the product

@@ -36,7 +36,8 @@ def _print(diagnosis: Diagnosis) -> None:
     if diagnosis.amd_chips:
         print(f"AMD chips that the kernel sees: {', '.join(diagnosis.amd_chips)}")
     for pack in diagnosis.packs:
-        print(f"pack {pack.arch} {pack.version or ''}: {pack.problem or f'{pack.entries} entries'} in {pack.folder}")
+        found = pack.problem or f"{pack.entries} entries, {pack.verified} with a record of a run that passed,"
+        print(f"pack {pack.arch} {pack.version or ''}: {found} in {pack.folder}")
     if not diagnosis.packs:
         print("no packs found")
     for line in diagnosis.mismatches:
