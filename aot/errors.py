@@ -23,3 +23,7 @@ class ObjectError(BuildError):
 
 class WheelError(BuildError):
     """A wheel cannot be made, or is larger than its budget."""
+
+
+class BenchmarkError(GristmillError):
+    """A program of the benchmark fails, or gives a wrong result."""

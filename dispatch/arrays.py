@@ -117,6 +117,9 @@ class DeviceArray:
         import numpy as np
 
         result = DeviceArray.empty(device, array.shape, str(array.dtype), row_stride=row_stride)
+        if array.flags.c_contiguous and array.nbytes == result._memory.size:
+            result._memory.upload(array.ctypes.data, 0, array.nbytes)
+            return result
         staged = np.zeros(result._memory.size // result.item_bytes, dtype=array.dtype)
         _strided(np, staged, result)[...] = array
         if array.size:

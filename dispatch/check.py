@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from gristmill.arrays import HOST, Device, DeviceArray
+from gristmill.arrays import HOST, Device, DeviceArray, numpy_dtype
 from gristmill.checkpoints.affine import AffineWeight
 from gristmill.drivers import get_driver
 from gristmill.drivers.default import HARDWARE
 from gristmill.drivers.protocol import Driver
 from gristmill.gemm import run
-from gristmill.packed_weight import NUMPY_DTYPES, PackedWeight, dequantize
+from gristmill.packed_weight import PackedWeight, dequantize
 from gristmill.placement import to_device
 from gristmill.prepared import Choice, prepare
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
@@ -69,7 +69,7 @@ def check_layer(
     call = _reference_call(packed) if device.driver == HOST else _device_call(packed, device)
     rows = []
     for M in ms:
-        x = rng.standard_normal((M, weight.info.K)).astype(NUMPY_DTYPES[dtype])
+        x = rng.standard_normal((M, weight.info.K)).astype(numpy_dtype(dtype))
         answer = call(x)
         bound = error_bound(
             x,

@@ -86,8 +86,9 @@ def _compile(text: str):
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise FormulaError(f"formula {text!r}: {error}") from None
     names = set()
-    functions = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    functions = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
         if id(node) in functions:
             if not (isinstance(node, ast.Name) and node.id in FUNCTIONS):
                 raise FormulaError(f"formula {text!r}: only {', '.join(FUNCTIONS)} can be called")

@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+from gristmill.arrays import numpy_dtype
 from gristmill.errors import ArgumentError, DTypeError, ShapeError, StrideError
 from gristmill.problem import check_dtype, resolve_group_size
 
@@ -29,8 +29,6 @@ IMPLIED_ZERO_POINT = 8.0
 
 # Rows start at 16-byte borders, so that a lane's widest load never straddles one.
 ROW_WORDS = 4
-
-NUMPY_DTYPES: dict[str, np.dtype] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,10 +190,10 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 def _rounded(name: str, values: np.ndarray, dtype: str) -> np.ndarray:
     values = _array(name, values)
-    if values.dtype.kind not in "fiu" and values.dtype != NUMPY_DTYPES["bfloat16"]:
+    if values.dtype.kind not in "fiu" and str(values.dtype) != "bfloat16":
         raise DTypeError(f"{name} must hold real numbers, got {values.dtype}")
     with np.errstate(over="ignore"):
-        rounded = values.astype(NUMPY_DTYPES[dtype])
+        rounded = values.astype(numpy_dtype(dtype))
     finite = np.isfinite(rounded.astype(np.float32))
     if not finite.all():
         at = tuple(int(i) for i in np.argwhere(~finite)[0])

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from gristmill.arrays import Device, DeviceArray
+from gristmill.arrays import Device, DeviceArray, numpy_dtype
 from gristmill.device import DeviceFacts
 from gristmill.drivers import get_driver
 from gristmill.launch import ArgumentBuffer, fill
 from gristmill.loader import LoadedKernel
 from gristmill.manifest import Entry
-from gristmill.packed_weight import NUMPY_DTYPES, dequantize, pack
+from gristmill.packed_weight import dequantize, pack
 from gristmill.problem import OP_W4A16_GEMM, Problem
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 from gristmill.select import launch_shape, unmet_needs
@@ -85,7 +85,7 @@ def run_case(
 ) -> CaseResult:
     """Run `kernel` on one case and compare with the float64 reference."""
     entry = kernel.entry
-    dtype = NUMPY_DTYPES[entry.needs.dtype]
+    dtype = numpy_dtype(entry.needs.dtype)
     groups = -(-case.K // case.group_size)
     weight = pack(
         rng.integers(0, 16, (case.N, case.K)),

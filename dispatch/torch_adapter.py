@@ -1,7 +1,8 @@
 """torch: `linear` for tensors and the op `gristmill::w4a16_linear`.
 
-Eager calls go straight to the driver. What has to see an op gets one: torch.compile, export, dispatch modes, the
-profiler and autograd. The op's CUDA key serves ROCm too; its CPU key is the float64 reference.
+Eager calls go straight to the driver, those that `gristmill.fastcall` has learned without more Python. What has to see
+an op gets one: torch.compile, export, dispatch modes, the profiler and autograd. The op's CUDA key serves ROCm too; its
+CPU key is the float64 reference.
 """
 
 from __future__ import annotations
@@ -229,6 +230,10 @@ def _op_cuda(
         if len(_op_weights) >= MAX_OP_WEIGHTS:
             _op_weights.clear()
         _op_weights[key] = prepared
+    elif prepared.fast:
+        out = prepared.fast(x, None, None)
+        if out is not None:
+            return out
     return _launch(x, prepared, perm)
 
 

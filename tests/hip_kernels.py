@@ -17,11 +17,12 @@ from gristmill.aot.compile_hip import argument_layout, compile_variant
 from gristmill.aot.compile_triton import CompiledObject
 from gristmill.aot.emulator import DeviceMemory, Kernel, LaunchReport, Module, launch
 from gristmill.aot.targets import find_target
+from gristmill.arrays import numpy_dtype
 from gristmill.csrc import w4a16_skinny_hip_variants as rows
 from gristmill.formula import Formula
 from gristmill.kernels.variant import CxxVariant
 from gristmill.launch import ArgumentBuffer
-from gristmill.packed_weight import NUMPY_DTYPES, PackedWeight, dequantize, pack
+from gristmill.packed_weight import PackedWeight, dequantize, pack
 from gristmill.problem import resolve_group_size
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 
@@ -97,7 +98,7 @@ def random_weight(row: CxxVariant, case: Case) -> PackedWeight:
 
 
 def random_x(row: CxxVariant, case: Case) -> np.ndarray:
-    return np.random.default_rng(case.seed + 1).standard_normal((case.M, case.K)).astype(NUMPY_DTYPES[row.dtype])
+    return np.random.default_rng(case.seed + 1).standard_normal((case.M, case.K)).astype(numpy_dtype(row.dtype))
 
 
 def run(arch: str, name: str, case: Case, weight: PackedWeight | None = None, x: np.ndarray | None = None) -> Result:
@@ -110,7 +111,7 @@ def run(arch: str, name: str, case: Case, weight: PackedWeight | None = None, x:
     assert accepts(row, case), f"{name} does not take {case}"
     weight = random_weight(row, case) if weight is None else weight
     x = random_x(row, case) if x is None else x
-    dtype, names = NUMPY_DTYPES[row.dtype], case.names
+    dtype, names = numpy_dtype(row.dtype), case.names
     M, N, K = case.M, case.N, case.K
 
     stride = K + case.x_padding

@@ -45,6 +45,7 @@ def build(source: Path, library: Path) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler for the stub")
+    library.parent.mkdir(parents=True, exist_ok=True)
     paths = ["-I", str(TESTS / "stub_common"), "-o", str(library), str(source)]
     subprocess.run([compiler, *FLAGS, *paths, "-lpthread"], check=True)
     return library

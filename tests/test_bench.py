@@ -5,9 +5,13 @@ from dataclasses import asdict
 
 import fake_driver
 import pytest
+import stub_driver
+from gristmill.aot import cold_start
 from gristmill.aot.benchmark import Cell, _only, _tiles_only
 from gristmill.aot.commands import bench
-from gristmill.manifest import Manifest
+from gristmill.aot.errors import BenchmarkError
+from gristmill.formula import Formula
+from gristmill.manifest import Manifest, Needs, Rule
 from sample_pack import dump, manifest
 
 
@@ -65,6 +69,51 @@ def test_the_peer_of_the_cold_start_is_the_tile_that_we_would_take():
     weight = fake_driver.random_weight(576, 576, 32, zero_points=True)
     assert [choose(M, weight, "sm90").constexprs["BLOCK_M"] for M in (1, 40, 600)] == [16, 64, 128]
     assert choose(1, fake_driver.random_weight(64, 256, 128), "sm80").zero_points is False
+
+
+def rows():
+    return [
+        cold_start.Row("import gristmill", "imports", {"imports": 1.0}),
+        cold_start.Row("ours", "with_torch", {"imports": 10.0, "CUDA": 300.0, "manifest": 10.0}, {"worst": 0.25}),
+        cold_start.Row("Triton JIT, empty cache", "with_jit", {"imports": 200.0, "launch and copies": 1400.0}),
+    ]
+
+
+def test_a_cold_start_is_all_but_the_start_of_cuda():
+    assert [row.ms for row in rows()] == [1.0, 20.0, 1600.0]
+    assert bench.cold_ratios(rows()) == {"Triton JIT, empty cache over ours": 80.0}
+    assert bench.cold_ratios(rows()[::2]) == {}
+    text = bench.cold_line(rows()[1])
+    for part in ("ours", "20.0 ms", "imports 10.0, CUDA 300.0, manifest 10.0", "worst 0.25"):
+        assert part in text
+
+
+@pytest.fixture
+def stub_gpu(tmp_path, monkeypatch):
+    """A stub driver with a pack of one kernel, for the processes that a test starts."""
+    library = stub_driver.build(stub_driver.TESTS / "stub_cuda/stub_cuda.c", tmp_path / "lib" / "libcuda.so.1")
+    code = stub_driver.code_of(["symbol_floor"])
+    floor = fake_driver.entry("floor", code, needs=Needs("float16", False, ()))
+    fake_driver.write_pack(tmp_path / "packs", "sm90", [(floor, code)], (Rule(Formula("1"), ("floor",), "test"),))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    monkeypatch.setenv("GRISTMILL_PACK_PATH", str(tmp_path / "packs"))
+    monkeypatch.setattr(cold_start, "LAYERS", 1)
+    monkeypatch.setattr(cold_start, "K", 256)
+    return tmp_path
+
+
+def test_programs_of_the_cold_start(stub_gpu):
+    cold_start.write_problem(stub_gpu)
+    found = cold_start._run("without_torch", stub_gpu, stub_gpu / "cache")
+    assert list(found["phases"]) == ["imports", "CUDA", "manifest", "weight and modules", "launch and copies"]
+    assert found["worst"] > 1  # the stub computes nothing, and that is seen
+    with pytest.raises(BenchmarkError, match=r"^ours: the result is off by .* of its bound$"):
+        cold_start._row("ours", "without_torch", stub_gpu, 1)
+    row = cold_start._row("preload", "preload_model", stub_gpu, 2)
+    assert row.facts == {"weights": 7, "kernels": 1}
+    assert cold_start._row("import", "imports", stub_gpu, 1).ms < 1000
+    with pytest.raises(BenchmarkError, match=r"^no_such_program: KeyError: 'no_such_program'$"):
+        cold_start._run("no_such_program", stub_gpu, stub_gpu / "cache")
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(monkeypatch):

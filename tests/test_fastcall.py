@@ -211,6 +211,16 @@ def test_gradients_modes_and_the_profiler_see_an_operator(device):
     assert in_c(x, weight) is not None
 
 
+def test_the_op_goes_the_same_way(device):
+    weight = weight_of()
+    x = random_x(2, 3, 72)
+    arguments = (x, weight.qweight, weight.scales, weight.zero_points, weight.bias, None, 72, 32)
+    expected = adapter._op_cuda(*arguments)
+    assert not device.native
+    torch.testing.assert_close(adapter._op_cuda(*arguments), expected, rtol=0, atol=0)
+    assert len(device.native) == 1
+
+
 def test_out_and_stream(device):
     weight = weight_of()
     x = random_x(4, 3, 72)

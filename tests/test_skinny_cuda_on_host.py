@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gristmill.arrays import numpy_dtype
 from gristmill.csrc import w4a16_skinny_cuda_variants as rows
 from gristmill.formula import Formula
 from gristmill.kernels.variant import CxxVariant
-from gristmill.packed_weight import NUMPY_DTYPES, dequantize, pack
+from gristmill.packed_weight import dequantize, pack
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 
 HERE = Path(__file__).parent
@@ -85,7 +86,7 @@ def test_zero_weights_give_zero_whatever_x_is(folder):
 
 
 def _check(library, variant: CxxVariant, case: Case, rng) -> None:
-    dtype = NUMPY_DTYPES[variant.dtype]
+    dtype = numpy_dtype(variant.dtype)
     groups = 1 if case.group_size == -1 else -(-case.K // case.group_size)
     weight = pack(
         rng.integers(0, 16, (case.N, case.K)),

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gristmill.aot.code_object import read_facts
+from gristmill.arrays import numpy_dtype
 from gristmill.csrc import w4a16_skinny_hip_variants as rows
 from gristmill.formula import Formula
-from gristmill.packed_weight import NUMPY_DTYPES, dequantize, pack
+from gristmill.packed_weight import dequantize, pack
 from hip_kernels import Case, accepts, compiled, counts, random_weight, run, sweep_cases, variant
 
 ARCHS = rows.ARCHES
@@ -134,7 +135,7 @@ def test_large_activation_at_a_zero_weight_drowns_nothing(arch, dtype):
         weight = pack(q, np.full((6, 2), 0.01), group_size=128, dtype=row.dtype)
         x = np.random.default_rng(4).standard_normal((M, 256))
         x[:, 77] = 2.0**14
-        assert run(arch, name, case, weight=weight, x=x.astype(NUMPY_DTYPES[row.dtype])).worst <= 1
+        assert run(arch, name, case, weight=weight, x=x.astype(numpy_dtype(row.dtype))).worst <= 1
 
 
 @every_arch

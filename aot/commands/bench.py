@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.aot.errors import ToolchainError
 from gristmill.cli import print_json, progress
+from gristmill.drivers.default import first_device
 from gristmill.errors import NoDeviceError
 from gristmill.problem import DTYPES
 
 if TYPE_CHECKING:
     from gristmill.aot.benchmark import Cell
+    from gristmill.aot.cold_start import Row
 
-HELP = "time the kernels of this GPU's pack beside their peers; needs torch with an NVIDIA GPU"
+HELP = "time the kernels of this GPU's pack beside their peers; needs an NVIDIA GPU, and torch but for cold starts"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +28,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
     parser.add_argument("--every-entry", action="store_true", help="time each entry that can, for choosing rules")
     parser.add_argument("--out", type=Path, help="folder for bench.json, bench.svg and bench.png")
+    parser.add_argument("--cold", action="store_true", help="time the first result in fresh processes instead")
+    parser.add_argument("--runs", type=int, default=7, help="with --cold: processes per figure (default 7)")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.cold:
+        return _run_cold(arguments)
     try:
         import torch
     except ImportError as error:
@@ -61,6 +67,39 @@ def run(arguments: argparse.Namespace) -> int:
         for text in (f"{name}: {value}" for name, value in ratios.items()):
             print(text)
     return 0
+
+
+def _run_cold(arguments: argparse.Namespace) -> int:
+    from gristmill.aot import cold_start
+
+    if first_device().driver != "cuda":
+        raise NoDeviceError("the benchmark needs an NVIDIA GPU")
+    rows = []
+    for row in cold_start.run(arguments.runs, progress):
+        rows.append(row)
+        if not arguments.json:
+            print(cold_line(row), flush=True)
+    ratios = cold_ratios(rows)
+    if arguments.json:
+        print_json({"rows": [{**asdict(row), "ms": row.ms} for row in rows], "summary": ratios})
+    else:
+        for name, ratio in ratios.items():
+            print(f"{name}: {ratio}")
+    return 0
+
+
+def cold_line(row: Row) -> str:
+    """One row of the table of cold starts."""
+    phases = ", ".join(f"{phase} {ms:.1f}" for phase, ms in row.phases.items())
+    facts = "".join(f" | {name} {value:.3g}" for name, value in row.facts.items())
+    return f"{row.name:24} {row.ms:9.1f} ms | {phases}{facts}"
+
+
+def cold_ratios(rows: list[Row]) -> dict[str, float]:
+    """Each other way to the same first result over ours."""
+    times = {row.name: row.ms for row in rows}
+    ours = times.get("ours")
+    return {f"{name} over ours": round(ms / ours, 1) for name, ms in times.items() if ours and "JIT" in name}
 
 
 def line(cell: Cell) -> str:

@@ -9,8 +9,8 @@ import gristmill
 import numpy as np
 import pytest
 from gristmill.aot.emulator.driver import ARCHS
-from gristmill.arrays import Device, DeviceArray
-from gristmill.packed_weight import NUMPY_DTYPES, dequantize, pack
+from gristmill.arrays import Device, DeviceArray, numpy_dtype
+from gristmill.packed_weight import dequantize, pack
 from gristmill.prepared import prepare
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 
@@ -54,7 +54,7 @@ def test_random_problems_are_within_the_bound(arch):
             group_size=problem["group_size"],
             dtype=problem["dtype"],
         )
-        x = rng.standard_normal((M, K)).astype(NUMPY_DTYPES[problem["dtype"]])
+        x = rng.standard_normal((M, K)).astype(numpy_dtype(problem["dtype"]))
         stride = K + problem["x_padding"]
         flat = np.full(problem["x_offset"] + (M - 1) * stride + K, np.nan, x.dtype)
         rows = np.lib.stride_tricks.as_strided(flat[problem["x_offset"] :], (M, K), (2 * stride, 2))
