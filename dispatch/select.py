@@ -100,6 +100,8 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
     except FormulaError as error:
         return [*reasons, str(error)]
     shared_bytes = entry.static_shared_bytes + dynamic_shared_bytes
+    if dynamic_shared_bytes < 0:
+        reasons.append(f"its shared memory, {entry.dynamic_shared_bytes.text}, is {dynamic_shared_bytes} bytes")
     if shared_bytes > device.lds_bytes_per_block:
         reasons.append(f"needs {shared_bytes} bytes of shared memory, the device has {device.lds_bytes_per_block}")
     if any(not 0 <= blocks <= most for blocks, most in zip(grid, MAX_GRID, strict=True)):
