@@ -1,6 +1,6 @@
 """The manifest of a pack: all that select, load and launch need to know, as data.
 
-`Manifest.parse` takes untrusted bytes and raises ManifestError or PackSchemaError for whatever is wrong with them;
+`Manifest.parse` takes untrusted bytes and raises ManifestError or a PackSchemaError for whatever is wrong with them;
 `Manifest.dump` is its inverse and gives the same bytes for the same content. The format is described in
 docs/pack-format.md.
 """
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gristmill.errors import FormulaError, ManifestError, PackSchemaError
+from gristmill.errors import FormulaError, ManifestError, PackSchemaError, PackTooNewError, PackTooOldError
 from gristmill.formula import Formula
 from gristmill.problem import DTYPES, OP_W4A16_GEMM
 
@@ -95,7 +95,7 @@ class Manifest(NamedTuple):
 
         Raises
         ------
-        PackSchemaError : a schema number that this version does not read
+        PackTooNewError, PackTooOldError : a schema number that this version does not read
         ManifestError : anything else that is wrong; the message names `origin` and the field
         """
         return _Reader(origin).manifest(data)
@@ -156,8 +156,8 @@ class _Reader:
     def fail(self, where: str, what: str) -> ManifestError:
         return ManifestError(f"{self.origin}: {where}: {what}")
 
-    def other_schema(self, schema: int, what: str, action: str) -> PackSchemaError:
-        return PackSchemaError(
+    def other_schema(self, kind: type[PackSchemaError], schema: int, what: str, action: str) -> PackSchemaError:
+        return kind(
             f"{self.origin}: schema {schema} is {what} than schema {SCHEMA}, which this gristmill reads; {action}"
         )
 
@@ -175,9 +175,11 @@ class _Reader:
             raise self.fail("schema", f"must be an integer, got {_shown(schema)}")
         if schema < SCHEMA:
             wheel = f"gristmill-{self.name(document, 'arch', 'manifest')}"
-            raise self.other_schema(schema, "older", f"upgrade the pack: pip install --upgrade {wheel}")
+            action = f"upgrade the pack: pip install --upgrade {wheel}"
+            raise self.other_schema(PackTooOldError, schema, "older", action)
         if schema > SCHEMA:
-            raise self.other_schema(schema, "newer", "upgrade gristmill: pip install --upgrade gristmill")
+            action = "upgrade gristmill: pip install --upgrade gristmill"
+            raise self.other_schema(PackTooNewError, schema, "newer", action)
         entries = {}
         for index, row in enumerate(self.field(document, "entries", list, "manifest")):
             entry = self.entry(row, f"entries[{index}]")

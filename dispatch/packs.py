@@ -41,22 +41,28 @@ class Pack(NamedTuple):
             raise ManifestError(f"{path}: {error.strerror}") from None
         return Pack(folder, Manifest.parse(data, origin=str(path)))
 
+    def object_path(self, entry: Entry) -> Path:
+        """The file of the entry's code object."""
+        return self.folder / "objects" / f"{entry.object}.{self.manifest.kind}"
+
+    def object_bytes(self, entry: Entry) -> int:
+        """Size of the entry's code object; DamagedPackError when it is not there."""
+        path = self.object_path(entry)
+        try:
+            return path.lstat().st_size
+        except OSError as error:
+            raise self._damaged(f"{path}: {error.strerror}") from None
+
     def read_object(self, entry: Entry) -> bytes:
         """The bytes of the entry's code object; DamagedPackError unless their sha256 is the manifest's."""
-        name = f"{entry.object}.{self.manifest.kind}"
-        path = self.folder / "objects" / name
+        path = self.object_path(entry)
         try:
-            code = _read(self.folder, ("objects", name), MAX_OBJECT_BYTES)
+            code = _read(self.folder, ("objects", f"{entry.object}.{self.manifest.kind}"), MAX_OBJECT_BYTES)
         except OSError as error:
-            raise DamagedPackError(
-                f"{path}: {error.strerror}; reinstall {distribution_name(self.manifest.arch)}"
-            ) from None
+            raise self._damaged(f"{path}: {error.strerror}") from None
         digest = hashlib.sha256(code).hexdigest()
         if digest != entry.object:
-            raise DamagedPackError(
-                f"{path}: {len(code)} bytes with sha256 {digest}, the manifest says {entry.object}; "
-                f"reinstall {distribution_name(self.manifest.arch)}"
-            )
+            raise self._damaged(f"{path}: {len(code)} bytes with sha256 {digest}, the manifest says {entry.object}")
         return code
 
     def verified(self) -> dict[str, Record]:
@@ -71,6 +77,9 @@ class Pack(NamedTuple):
         except OSError as error:
             raise ManifestError(f"{path}: {error.strerror}") from None
         return records_of(self.manifest.entries, read_records(data, str(path)))
+
+    def _damaged(self, what: str) -> DamagedPackError:
+        return DamagedPackError(f"{what}; reinstall {distribution_name(self.manifest.arch)}")
 
 
 def distribution_name(arch: str) -> str:

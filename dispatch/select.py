@@ -54,14 +54,28 @@ def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selecti
                     is_floor=index == len(manifest.policy) - 1,
                 )
     lines = [f"no {problem.op} kernel for {problem} on {device.arch}"]
-    lines += [f"  {verdict.entry}: {'; '.join(verdict.reasons) or 'no rule names it'}"
-              for verdict in verdicts(problem, device, manifest)]  # fmt: skip
+    lines += [
+        f"  {verdict.entry}: {'; '.join(verdict.reasons) or rule_verdict(verdict.entry, problem, device, manifest)}"
+        for verdict in verdicts(problem, device, manifest)
+    ]
     raise NoKernelError("\n".join(lines))
 
 
 def verdicts(problem: Problem, device: DeviceFacts, manifest: Manifest) -> list[Verdict]:
     """The verdict on every entry of the pack, in the manifest's order."""
     return [Verdict(name, tuple(unmet_needs(entry, problem, device))) for name, entry in manifest.entries.items()]
+
+
+def rule_verdict(name: str, problem: Problem, device: DeviceFacts, manifest: Manifest) -> str:
+    """What the policy says of an entry whose needs all hold and that was not chosen."""
+    values = {**problem.names(), **device.names()}
+    naming = [rule for rule in manifest.policy if name in rule.entries]
+    holding = [rule for rule in naming if _holds(rule.when, values)]
+    if holding:
+        return f"would do; an earlier choice comes before it ({holding[0].origin})"
+    if naming:
+        return f"would do; its rules do not hold: {' nor '.join(rule.when.text for rule in naming)}"
+    return "would do; no rule names it"
 
 
 def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str]:
