@@ -30,6 +30,8 @@ PACKAGES = ("numpy", "numpy.libs", "ml_dtypes")
 VIOLATIONS = {
     "triton": ("import triton", "the import of triton"),
     "triton, tried only": ("try:\n  import triton.language\nexcept ImportError: pass", "the import of triton"),
+    "triton, by name": ("import importlib; importlib.import_module('triton')", "the import of triton"),
+    "triton, probed": ("import importlib.util; importlib.util.find_spec('triton')", "the import of triton"),
     "aot": ("import gristmill.aot.nothing", r"the import of gristmill\.aot"),
     "kernels": ("import gristmill.kernels.nothing", r"the import of gristmill\.kernels"),
     "csrc": ("import gristmill.csrc.nothing", r"the import of gristmill\.csrc"),
@@ -115,6 +117,22 @@ def test_whole_process(folder):
         with pytest.raises(StrictModeError):
             work()
     assert not strict.enabled()
+
+
+def test_whole_process_names_who_imports():
+    work = function_of("somebody.else", "import triton")
+    with (
+        strict.enforced(whole_process=True),
+        pytest.raises(StrictModeError, match=r"beneath somebody\.else:2, in work"),
+    ):
+        work()
+
+
+def test_it_leaves_nothing_on_the_path_of_imports():
+    before = list(sys.meta_path)
+    with strict.enforced(), strict.enforced(whole_process=True):
+        assert len(sys.meta_path) == len(before) + 1
+    assert sys.meta_path == before
 
 
 def test_reading_is_allowed(folder):
