@@ -29,10 +29,11 @@ from gristmill.aot.environment import child_environment, source_date_epoch
 from gristmill.aot.errors import WheelError
 from gristmill.aot.pack import check_pack
 from gristmill.aot.toolchain import WHEEL_PACKAGES, require
+from gristmill.manifest import Entry, Manifest
 from gristmill.packs import NAMESPACE, distribution_name
 
-# The most that a pack's wheel may have.
-PACK_BUDGET_BYTES = 10_000_000
+# The most that a wheel may have.
+BUDGET_BYTES = 10_000_000
 
 CORE_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
@@ -70,6 +71,17 @@ Kernels of Gristmill {version}, compiled ahead of time for {arch}: {entries} ent
 
 
 @dataclass(frozen=True, slots=True)
+class KernelSize:
+    """What one code object takes of its wheel."""
+
+    op: str
+    entries: tuple[str, ...]  # that run it; such as differ in their needs alone share it
+    object: str
+    bytes: int
+    compressed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Wheel:
     """A wheel that was made."""
 
@@ -78,9 +90,10 @@ class Wheel:
     sha256: str
     arch: str | None  # None for the core
     entries: int
+    kernels: tuple[KernelSize, ...]  # largest first
 
 
-def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = PACK_BUDGET_BYTES) -> Wheel:
+def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = BUDGET_BYTES) -> Wheel:
     """Make the wheel of the pack in `folder`.
 
     Raises
@@ -118,15 +131,15 @@ def pack_wheel(folder: Path, out: Path, license_text: str, budget_bytes: int = P
         "LICENSE": license_text,
     }
     path = _build(files, texts, out, wanted=list(files.values()), budget_bytes=budget_bytes)
-    return _wheel(path, manifest.arch, len(manifest.entries))
+    return _wheel(path, manifest.arch, len(manifest.entries), _kernel_sizes(path, manifest))
 
 
-def core_wheel(source: Path, out: Path, platform: str | None = None) -> Wheel:
+def core_wheel(source: Path, out: Path, platform: str | None = None, budget_bytes: int = BUDGET_BYTES) -> Wheel:
     """Make the wheel of `gristmill` itself from the source tree `source`: for `PLATFORM`, or for any, in Python alone.
 
     Raises
     ------
-    WheelError : no source tree, or a file of it that pyproject.toml leaves out
+    WheelError : no source tree, a file of it that pyproject.toml leaves out, or a wheel larger than the budget
     """
     missing = [name for name in CORE_FILES if not (source / name).exists()]
     if missing:
@@ -139,11 +152,11 @@ def core_wheel(source: Path, out: Path, platform: str | None = None) -> Wheel:
             files[path] = f"{folder}/{within}"
             wanted.append(f"{place}/{within}")
     if platform is None:
-        path = _build(files, {}, out, wanted, environment={"GRISTMILL_PURE_PYTHON": "1"})
+        path = _build(files, {}, out, wanted, budget_bytes, environment={"GRISTMILL_PURE_PYTHON": "1"})
     else:
         options = [f"--config-setting=--build-option=--plat-name={platform}"]
-        path = _build(files, {}, out, [*wanted, EXTENSION], environment=zig_environment(), options=options)
-    return _wheel(path, None, 0)
+        path = _build(files, {}, out, [*wanted, EXTENSION], budget_bytes, zig_environment(), options)
+    return _wheel(path, None, 0, ())
 
 
 def zig_environment() -> dict[str, str]:
@@ -190,7 +203,7 @@ def _build(
     texts: Mapping[str, str],
     out: Path,
     wanted: list[str],
-    budget_bytes: int | None = None,
+    budget_bytes: int,
     environment: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
 ) -> Path:
@@ -223,7 +236,7 @@ def _build(
         if lost:
             raise WheelError(f"{wheel.name} lacks {', '.join(lost)}; are package and data listed in pyproject.toml?")
         size = wheel.stat().st_size
-        if budget_bytes is not None and size > budget_bytes:
+        if size > budget_bytes:
             raise WheelError(f"{wheel.name} has {size} bytes, more than the budget of {budget_bytes}")
         final = out / wheel.name
         wheel.replace(final)
@@ -247,6 +260,19 @@ def _files(folder: Path) -> list[Path]:
     )
 
 
-def _wheel(path: Path, arch: str | None, entries: int) -> Wheel:
+def _kernel_sizes(wheel: Path, manifest: Manifest) -> tuple[KernelSize, ...]:
+    users: dict[str, list[Entry]] = {}
+    for entry in manifest.entries.values():
+        users.setdefault(entry.object, []).append(entry)
+    sizes = []
+    with zipfile.ZipFile(wheel) as archive:
+        for digest, entries in users.items():
+            info = archive.getinfo(f"{NAMESPACE}/{manifest.arch}/objects/{digest}.{manifest.kind}")
+            names = tuple(entry.name for entry in entries)
+            sizes.append(KernelSize(entries[0].op, names, digest, info.file_size, info.compress_size))
+    return tuple(sorted(sizes, key=lambda size: (-size.compressed_bytes, size.entries)))
+
+
+def _wheel(path: Path, arch: str | None, entries: int, kernels: tuple[KernelSize, ...]) -> Wheel:
     data = path.read_bytes()
-    return Wheel(path, len(data), hashlib.sha256(data).hexdigest(), arch, entries)
+    return Wheel(path, len(data), hashlib.sha256(data).hexdigest(), arch, entries, kernels)

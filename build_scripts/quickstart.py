@@ -34,7 +34,7 @@ def main() -> None:
     wheels = sorted(WHEELS.glob("gristmill*.whl"))
     runner.install(*wheels, options=["--force-reinstall", "--no-deps"])
     drivers = [extra for extra, library in DRIVER_LIBRARIES.items() if _loads(library)]
-    runner.install(f"gristmill[{','.join(['gguf', *(drivers or ['emulator'])])}]")
+    runner.install(f"gristmill[{','.join(drivers or ['emulator'])}]")
 
     step("model: build/model (93 MB, once)")
     model = fetch_model(runner)

@@ -23,7 +23,7 @@ def main() -> None:
 
     step(f"environment: {arguments.venv}")
     environment = Environment(arguments.venv.resolve())
-    environment.install("--editable", f"{SOURCE}[bench,build,gguf,rocm,test]", "torch")
+    environment.install("--editable", f"{SOURCE}[bench,build,rocm,test]", "torch")
 
     step("formatter, linter, types")
     run([environment.python, "-m", "ruff", "format", "--check", "."])

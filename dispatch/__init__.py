@@ -8,6 +8,7 @@ Names are loaded on first use: importing the package imports neither numpy nor t
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gristmill.gemm import linear
     from gristmill.packed_weight import PackedWeight, pack
     from gristmill.placement import to_device
-    from gristmill.preloading import preload
+    from gristmill.preloading import preload, unload
     from gristmill.torch_adapter import to_torch
 
 _HOMES = {
@@ -29,12 +30,13 @@ _HOMES = {
     "preload": "gristmill.preloading",
     "to_device": "gristmill.placement",
     "to_torch": "gristmill.torch_adapter",
+    "unload": "gristmill.preloading",
 }
 
 # Modules that can be reached without importing them by name.
-_MODULES = ("nn",)
+_MODULES = ("nn", "strict")
 
-__all__ = ["Device", "DeviceArray", "PackedWeight", "linear", "pack", "preload", "to_device", "to_torch"]
+__all__ = ["Device", "DeviceArray", "PackedWeight", "linear", "pack", "preload", "to_device", "to_torch", "unload"]
 
 
 def __getattr__(name: str) -> Any:
@@ -51,3 +53,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, *_MODULES})
+
+
+if os.environ.get("GRISTMILL_STRICT"):  # what it may say is in gristmill.environment, which costs an import
+    from gristmill.strict import enable_as_asked
+
+    enable_as_asked()

@@ -13,7 +13,7 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 
 from gristmill import __version__
-from gristmill.errors import GristmillError
+from gristmill.errors import GristmillError, StrictModeError
 
 GROUP = "gristmill.commands"
 
@@ -24,7 +24,11 @@ def main(argv: list[str] | None = None) -> int:
     commands = {point.name: point for point in entry_points(group=GROUP)}
     if not argv or argv[0] not in commands:
         return _overview(argv, commands)
-    command = commands[argv[0]].load()
+    try:
+        command = commands[argv[0]].load()
+    except StrictModeError as error:
+        print(f"gristmill {argv[0]}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     parser = argparse.ArgumentParser(prog=f"gristmill {argv[0]}", description=command.HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     command.configure(parser)

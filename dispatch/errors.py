@@ -33,6 +33,10 @@ class CheckpointError(GristmillError):
     """A checkpoint file is damaged, cut short, or holds what the reader does not support."""
 
 
+class CertificateError(GristmillError):
+    """A file is not a certificate of coverage."""
+
+
 class PackError(GristmillError):
     """Base of what can be wrong with a pack."""
 
@@ -41,16 +45,24 @@ class NoPackError(PackError):
     """No installed pack serves the device."""
 
 
-class ManifestError(PackError):
-    """A manifest is not valid."""
+class PackSchemaError(PackError):
+    """Base of the two ways in which a pack and this dispatcher are of different times."""
 
 
-class PackSchemaError(ManifestError):
-    """A manifest has a schema number that this dispatcher does not read."""
+class PackTooNewError(PackSchemaError):
+    """A manifest has a schema number above the one that this dispatcher reads."""
+
+
+class PackTooOldError(PackSchemaError):
+    """A manifest has a schema number below the one that this dispatcher reads."""
 
 
 class DamagedPackError(PackError):
-    """A code object is missing, cut short or altered."""
+    """A file of a pack is missing, cut short or altered."""
+
+
+class ManifestError(DamagedPackError):
+    """A manifest is not valid."""
 
 
 class NoKernelError(GristmillError):
@@ -69,5 +81,17 @@ class NoDeviceError(GristmillError):
     """The driver works but sees no such device."""
 
 
+class ForkedProcessError(GristmillError):
+    """The process is a fork of one that had used the driver; nothing of the driver works in it."""
+
+
 class NotLoadedError(GristmillError):
     """A kernel would have to be loaded during stream capture; `preload` was not called."""
+
+
+class PreloadLimitError(GristmillError):
+    """More device code would have to be loaded than `preload` was allowed; nothing has been loaded."""
+
+
+class StrictModeError(GristmillError):
+    """Strict mode is on, and something was about to compile, start a process, open a socket or write a file."""

@@ -50,6 +50,9 @@ class Formula:
     __slots__ = ("_code", "names", "text")
 
     def __init__(self, text: str) -> None:
+        if not isinstance(text, str) or len(text) > MAX_LENGTH:
+            found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+            raise FormulaError(f"a formula is a string of at most {MAX_LENGTH} characters, got {found}")
         self.text = text
         self.names, self._code = _compile(text)
 
@@ -75,8 +78,6 @@ _GLOBALS = {"__builtins__": {}, **FUNCTIONS}
 
 @lru_cache(maxsize=4096)
 def _compile(text: str):
-    if not isinstance(text, str) or len(text) > MAX_LENGTH:
-        raise FormulaError(f"a formula is a string of at most {MAX_LENGTH} characters, got {str(text)[:60]!r}")
     odd = _ODD_NUMBER.search(text)
     if odd:
         raise FormulaError(f"formula {text!r}: {odd.group()!r} is not an integer")

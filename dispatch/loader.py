@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.arrays import Device
 from gristmill.device import DeviceFacts
-from gristmill.drivers import get_driver
+from gristmill.drivers import fork_guard, get_driver
 from gristmill.errors import ManifestError, NotLoadedError
 from gristmill.launch import INT32_MAX
 from gristmill.manifest import Entry
@@ -85,6 +85,14 @@ class Loader:
         """Names of the entries that are loaded."""
         return list(self._kernels)
 
+    def is_loaded(self, entry: Entry) -> bool:
+        """Whether `entry` can be launched without loading."""
+        return entry.name in self._kernels
+
+    def has_object(self, entry: Entry) -> bool:
+        """Whether the module of `entry` is on the device, perhaps for another entry."""
+        return entry.object in self._modules
+
     def unload(self) -> None:
         """Unload all modules; no launch may be under way."""
         with self._lock:
@@ -137,10 +145,24 @@ def loader_for(device: Device) -> Loader:
     return loader
 
 
-def forget_loaders() -> None:
-    """Unload all modules; packs are looked for anew on the next use. No launch may be under way."""
+def forget_loaders(device: Device | None = None) -> None:
+    """Unload all modules, of one device or of all; packs are looked for anew. No launch may be under way."""
     with _lock:
         for cache in dependent_caches:
             cache.clear()
-        while _loaders:
-            _loaders.popitem()[1].unload()
+        for found in list(_loaders) if device is None else [device]:
+            loader = _loaders.pop(found, None)
+            if loader is not None:
+                loader.unload()
+
+
+def _forget_in_fork() -> None:
+    """In the child of a fork: drop what is the parent's, without a call to its driver."""
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    for cache in dependent_caches:
+        cache.clear()
+    _loaders.clear()
+
+
+fork_guard.in_child.append(_forget_in_fork)

@@ -1,6 +1,6 @@
 """The manifest of a pack: all that select, load and launch need to know, as data.
 
-`Manifest.parse` takes untrusted bytes and raises ManifestError or PackSchemaError for whatever is wrong with them;
+`Manifest.parse` takes untrusted bytes and raises ManifestError or a PackSchemaError for whatever is wrong with them;
 `Manifest.dump` is its inverse and gives the same bytes for the same content. The format is described in
 docs/pack-format.md.
 """
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gristmill.errors import FormulaError, ManifestError, PackSchemaError
+from gristmill.errors import FormulaError, ManifestError, PackSchemaError, PackTooNewError, PackTooOldError
 from gristmill.formula import Formula
 from gristmill.problem import DTYPES, OP_W4A16_GEMM
 
@@ -29,11 +29,15 @@ ARGUMENT_NAMES = (
     "x_row_stride", "qweight_row_stride", "scales_row_stride", "out_row_stride",
 )  # fmt: skip
 
+POINTER_NAMES = frozenset({"x", "qweight", "scales", "zero_points", "bias", "out"})
+
 PROBLEM_NAMES = frozenset({"M", "N", "K", "group_size", "num_groups", "alignment", "has_bias"})
 DEVICE_NAMES = frozenset({"lds_bytes", "multiprocessor_count"})
 
+MAX_ARGUMENTS = 64
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,199}")
 
 
 class Argument(NamedTuple):
@@ -93,7 +97,7 @@ class Manifest(NamedTuple):
 
         Raises
         ------
-        PackSchemaError : a schema number that this version does not read
+        PackTooNewError, PackTooOldError : a schema number that this version does not read
         ManifestError : anything else that is wrong; the message names `origin` and the field
         """
         return _Reader(origin).manifest(data)
@@ -139,6 +143,13 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _shown(value: Any) -> str:
+    """A value of unknown depth and length, for a message."""
+    if isinstance(value, (list, dict)):
+        return f"a {type(value).__name__} of {len(value)} items"
+    return ascii(value)[:80]
+
+
 class _Reader:
     """Reads one manifest; every failure names where in it the fault lies."""
 
@@ -147,6 +158,11 @@ class _Reader:
 
     def fail(self, where: str, what: str) -> ManifestError:
         return ManifestError(f"{self.origin}: {where}: {what}")
+
+    def other_schema(self, kind: type[PackSchemaError], schema: int, what: str, action: str) -> PackSchemaError:
+        return kind(
+            f"{self.origin}: schema {schema} is {what} than schema {SCHEMA}, which this gristmill reads; {action}"
+        )
 
     def manifest(self, data: bytes) -> Manifest:
         if len(data) > MAX_BYTES:
@@ -159,15 +175,14 @@ class _Reader:
             raise self.fail("file", "not a JSON object")
         schema = document.get("schema")
         if type(schema) is not int:
-            raise self.fail("schema", f"must be an integer, got {schema!r}")
-        if schema != SCHEMA:
-            older, action = (schema < SCHEMA, "rebuild or upgrade the pack")
-            if not older:
-                action = "upgrade gristmill: pip install --upgrade gristmill"
-            raise PackSchemaError(
-                f"{self.origin}: schema {schema} is {'older' if older else 'newer'} than schema {SCHEMA}, "
-                f"which this gristmill reads; {action}"
-            )
+            raise self.fail("schema", f"must be an integer, got {_shown(schema)}")
+        if schema < SCHEMA:
+            wheel = f"gristmill-{self.name(document, 'arch', 'manifest')}"
+            action = f"upgrade the pack: pip install --upgrade {wheel}"
+            raise self.other_schema(PackTooOldError, schema, "older", action)
+        if schema > SCHEMA:
+            action = "upgrade gristmill: pip install --upgrade gristmill"
+            raise self.other_schema(PackTooNewError, schema, "newer", action)
         entries = {}
         for index, row in enumerate(self.field(document, "entries", list, "manifest")):
             entry = self.entry(row, f"entries[{index}]")
@@ -177,11 +192,11 @@ class _Reader:
         rows = self.field(document, "policy", list, "manifest")
         kind = self.field(document, "kind", str, "manifest")
         if kind not in OBJECT_KINDS:
-            raise self.fail("kind", f"must be one of {', '.join(OBJECT_KINDS)}, got {kind!r}")
+            raise self.fail("kind", f"must be one of {', '.join(OBJECT_KINDS)}, got {_shown(kind)}")
         return Manifest(
             arch=self.name(document, "arch", "manifest"),
             kind=kind,
-            version=self.field(document, "version", str, "manifest"),
+            version=self.text(document, "version", "manifest"),
             compilers=self.mapping(document, "compilers", str, "manifest"),
             source_digest=self.digest(document, "source_digest", "manifest"),
             entries=entries,
@@ -194,7 +209,7 @@ class _Reader:
         where = f"{where} ({name})"
         op = self.field(row, "op", str, where)
         if op != OP_W4A16_GEMM:
-            raise self.fail(where, f"op must be {OP_W4A16_GEMM!r}, got {op!r}")
+            raise self.fail(where, f"op must be {OP_W4A16_GEMM!r}, got {_shown(op)}")
         block = tuple(self.count(value, f"{where} block", 1, 1024) for value in self.triple(row, "block", where))
         if block[0] * block[1] * block[2] > 1024:
             raise self.fail(where, f"block {block} has more than 1024 threads")
@@ -205,14 +220,14 @@ class _Reader:
         needs = self.object(self.field(row, "needs", dict, where), where)
         dtype = self.field(needs, "dtype", str, where)
         if dtype not in DTYPES:
-            raise self.fail(where, f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+            raise self.fail(where, f"dtype must be one of {', '.join(DTYPES)}, got {_shown(dtype)}")
         return Entry(
             name=name,
             op=op,
             symbol=self.name(row, "symbol", where),
             object=self.digest(row, "object", where),
-            source=self.field(row, "source", str, where),
-            arguments=tuple(self.argument(value, where) for value in self.field(row, "arguments", list, where)),
+            source=self.text(row, "source", where),
+            arguments=self.arguments(row, where),
             grid=grid,  # type: ignore[arg-type]
             block=block,  # type: ignore[arg-type]
             static_shared_bytes=self.count(row.get("static_shared_bytes"), f"{where} static_shared_bytes", 0, 2**20),
@@ -233,14 +248,23 @@ class _Reader:
             early_start=self.field(row, "early_start", bool, where),
         )
 
+    def arguments(self, row: dict[str, Any], where: str) -> tuple[Argument, ...]:
+        values = self.field(row, "arguments", list, where)
+        if len(values) > MAX_ARGUMENTS:
+            raise self.fail(where, f"{len(values)} arguments, more than {MAX_ARGUMENTS}")
+        return tuple(self.argument(value, where) for value in values)
+
     def argument(self, value: Any, where: str) -> Argument:
         if not (isinstance(value, list) and len(value) == 2 and all(isinstance(item, str) for item in value)):
-            raise self.fail(where, f"an argument is [name, type], got {value!r}")
+            raise self.fail(where, f"an argument is [name, type], got {_shown(value)}")
         name, type_ = value
         if type_ not in ARGUMENT_TYPES:
-            raise self.fail(where, f"argument {name!r}: type must be one of {', '.join(ARGUMENT_TYPES)}, got {type_!r}")
+            types = ", ".join(ARGUMENT_TYPES)
+            raise self.fail(where, f"argument {_shown(name)}: type must be one of {types}, got {_shown(type_)}")
         if type_ != "null" and name not in ARGUMENT_NAMES:
-            raise self.fail(where, f"unknown argument {name!r}")
+            raise self.fail(where, f"unknown argument {_shown(name)}")
+        if type_ != "null" and (type_ == "pointer") != (name in POINTER_NAMES):
+            raise self.fail(where, f"argument {name!r} cannot be of type {type_!r}")
         return Argument(name, type_)
 
     def rule(self, row: Any, where: str, entries: Mapping[str, Entry]) -> Rule:
@@ -248,11 +272,11 @@ class _Reader:
         names = self.field(row, "entries", list, where)
         for name in names:
             if not isinstance(name, str) or name not in entries:
-                raise self.fail(where, f"names an entry that is not there: {name!r}")
+                raise self.fail(where, f"names an entry that is not there: {_shown(name)}")
         return Rule(
             when=self.formula(row.get("when"), f"{where} when", PROBLEM_NAMES | DEVICE_NAMES),
             entries=tuple(names),
-            origin=self.field(row, "origin", str, where),
+            origin=self.text(row, "origin", where),
         )
 
     def object(self, value: Any, where: str) -> dict[str, Any]:
@@ -266,16 +290,23 @@ class _Reader:
             raise self.fail(where, f"{name} must be a {type_.__name__}, got {type(value).__name__}")
         return value
 
+    def text(self, row: dict[str, Any], name: str, where: str) -> str:
+        """A string for people: one that can be printed."""
+        value = self.field(row, name, str, where)
+        if not value.isprintable():
+            raise self.fail(where, f"{name} must be printable, got {_shown(value)}")
+        return value
+
     def name(self, row: dict[str, Any], name: str, where: str) -> str:
         value = self.field(row, name, str, where)
         if not _NAME.fullmatch(value):
-            raise self.fail(where, f"{name} must be letters, digits, '_' and '.', got {value[:80]!r}")
+            raise self.fail(where, f"{name} must be letters, digits, '_' and, not first, '.', got {_shown(value)}")
         return value
 
     def digest(self, row: dict[str, Any], name: str, where: str) -> str:
         value = self.field(row, name, str, where)
         if not _DIGEST.fullmatch(value):
-            raise self.fail(where, f"{name} must be a sha256 in hex, got {value[:80]!r}")
+            raise self.fail(where, f"{name} must be a sha256 in hex, got {_shown(value)}")
         return value
 
     def triple(self, row: dict[str, Any], name: str, where: str) -> list[Any]:
@@ -286,14 +317,16 @@ class _Reader:
 
     def count(self, value: Any, where: str, least: int, most: int) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise self.fail(where, f"must be an integer from {least} to {most}, got {value!r}")
+            raise self.fail(where, f"must be an integer from {least} to {most}, got {_shown(value)}")
         return value
 
     def mapping(self, row: dict[str, Any], name: str, type_: type, where: str) -> dict[str, Any]:
         value = self.field(row, name, dict, where)
         for key, item in value.items():
+            if not key.isprintable():
+                raise self.fail(where, f"{name} has a key that cannot be printed: {_shown(key)}")
             if type(item) is not type_:
-                raise self.fail(where, f"{name}[{key!r}] must be a {type_.__name__}, got {type(item).__name__}")
+                raise self.fail(where, f"{name}[{_shown(key)}] must be a {type_.__name__}, got {type(item).__name__}")
         return value
 
     def formula(self, text: Any, where: str, names: frozenset[str]) -> Formula:

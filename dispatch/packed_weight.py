@@ -121,7 +121,7 @@ def pack(
     ------
     ArgumentError : values out of range, a scale that is not finite in `dtype`, or arrays of the wrong shape
     """
-    q = np.asarray(q)
+    q = _array("q", q)
     if q.ndim != 2:
         raise ShapeError(f"q must be (N, K), got shape {q.shape}")
     if q.dtype.kind not in "iu":
@@ -129,10 +129,10 @@ def pack(
     N, K = q.shape
     if q.size and (q.min() < 0 or q.max() > 15):
         raise ArgumentError(f"q must hold values 0..15, got {int(q.min())}..{int(q.max())}")
-    dtype = check_dtype(str(np.asarray(scales).dtype) if dtype is None else dtype, "dtype")
+    dtype = check_dtype(str(_array("scales", scales).dtype) if dtype is None else dtype, "dtype")
     if perm is not None:
-        perm = np.asarray(perm)
-        if perm.shape != (K,) or not np.array_equal(np.sort(perm), np.arange(K)):
+        perm = _array("perm", perm)
+        if perm.dtype.kind not in "iu" or perm.shape != (K,) or not np.array_equal(np.sort(perm), np.arange(K)):
             raise ArgumentError(f"perm must be a permutation of 0..K-1 with K={K}")
         perm = perm.astype(np.int32)
     return PackedWeight(
@@ -181,8 +181,15 @@ def dequantize(weight: PackedWeight) -> np.ndarray:
     return ordered
 
 
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths, a tensor on a GPU
+        raise ArgumentError(f"{name} must be an array on the host ({error})") from None
+
+
 def _rounded(name: str, values: np.ndarray, dtype: str) -> np.ndarray:
-    values = np.asarray(values)
+    values = _array(name, values)
     if values.dtype.kind not in "fiu" and str(values.dtype) != "bfloat16":
         raise DTypeError(f"{name} must hold real numbers, got {values.dtype}")
     with np.errstate(over="ignore"):

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gristmill.device import PACKS_FOR_ARCH
 from gristmill.environment import pack_path
-from gristmill.errors import DamagedPackError, ManifestError, NoPackError
-from gristmill.manifest import Entry, Manifest
+from gristmill.errors import DamagedPackError, ManifestError, NoPackError, PackError
+from gristmill.manifest import MAX_BYTES, Entry, Manifest
 
 if TYPE_CHECKING:
     from gristmill.verified import Record
 
 NAMESPACE = "gristmill_packs"
+
+# The most that is read of a code object: the largest wheel has 10 MB.
+MAX_OBJECT_BYTES = 64 * 2**20
 
 
 class Pack(NamedTuple):
@@ -30,26 +36,30 @@ class Pack(NamedTuple):
         """Read and check the manifest of `folder`; the code objects are read when they are loaded."""
         path = folder / "manifest.json"
         try:
-            data = path.read_bytes()
+            data = _read(folder, (path.name,), MAX_BYTES)
         except OSError as error:
             raise ManifestError(f"{path}: {error.strerror}") from None
         return Pack(folder, Manifest.parse(data, origin=str(path)))
 
-    def read_object(self, entry: Entry) -> bytes:
-        """The bytes of the entry's code object; DamagedPackError unless their sha256 is the manifest's."""
+    def object_bytes(self, entry: Entry) -> int:
+        """Size of the entry's code object; DamagedPackError when it is not there."""
         path = self.folder / "objects" / f"{entry.object}.{self.manifest.kind}"
         try:
-            code = path.read_bytes()
+            return path.lstat().st_size
         except OSError as error:
-            raise DamagedPackError(
-                f"{path}: {error.strerror}; reinstall {distribution_name(self.manifest.arch)}"
-            ) from None
+            raise self._damaged(f"{path}: {error.strerror}") from None
+
+    def read_object(self, entry: Entry) -> bytes:
+        """The bytes of the entry's code object; DamagedPackError unless their sha256 is the manifest's."""
+        name = f"{entry.object}.{self.manifest.kind}"
+        path = self.folder / "objects" / name
+        try:
+            code = _read(self.folder, ("objects", name), MAX_OBJECT_BYTES)
+        except OSError as error:
+            raise self._damaged(f"{path}: {error.strerror}") from None
         digest = hashlib.sha256(code).hexdigest()
         if digest != entry.object:
-            raise DamagedPackError(
-                f"{path}: {len(code)} bytes with sha256 {digest}, the manifest says {entry.object}; "
-                f"reinstall {distribution_name(self.manifest.arch)}"
-            )
+            raise self._damaged(f"{path}: {len(code)} bytes with sha256 {digest}, the manifest says {entry.object}")
         return code
 
     def verified(self) -> dict[str, Record]:
@@ -57,9 +67,16 @@ class Pack(NamedTuple):
         from gristmill.verified import read_records, records_of  # a launch needs none of it
 
         path = self.folder / "verified.json"
-        if not path.exists():
+        try:
+            data = _read(self.folder, (path.name,), MAX_BYTES)
+        except FileNotFoundError:
             return {}
-        return records_of(self.manifest.entries, read_records(path.read_bytes(), str(path)))
+        except OSError as error:
+            raise ManifestError(f"{path}: {error.strerror}") from None
+        return records_of(self.manifest.entries, read_records(data, str(path)))
+
+    def _damaged(self, what: str) -> DamagedPackError:
+        return DamagedPackError(f"{what}; reinstall {distribution_name(self.manifest.arch)}")
 
 
 def distribution_name(arch: str) -> str:
@@ -77,7 +94,10 @@ def pack_folders() -> list[Path]:
     for root in roots:
         if not root.is_dir():
             continue
-        folders += sorted(child for child in root.iterdir() if (child / "manifest.json").is_file())
+        try:
+            folders += sorted(child for child in root.iterdir() if (child / "manifest.json").is_file())
+        except OSError as error:
+            raise PackError(f"{root}: {error.strerror}") from None
     return folders
 
 
@@ -111,3 +131,35 @@ def find_pack(arch: str, folders: Sequence[Path] | None = None) -> Pack:
     raise NoPackError(
         f"no pack for {arch} is installed; run: pip install {distribution_name(serving[0])}. Packs found: {found}"
     )
+
+
+def _read(folder: Path, names: Sequence[str], most: int) -> bytes:
+    """The content of a file below the pack in `folder`; OSError, also for more than `most` bytes.
+
+    The folder may be reached by a link. What lies in it may not be one: a pack holds its files itself, and a link could
+    lead out of it, or to a device that never ends.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in names:
+            if name != os.path.basename(name):
+                raise OSError(errno.EINVAL, "leads out of the pack")
+            try:
+                inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle)
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise OSError(
+                        errno.ELOOP, f"{name} is a symbolic link, a pack must hold its files itself"
+                    ) from None
+                raise
+            os.close(handle)
+            handle = inner
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"{status.st_size} bytes, more than {most}")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)

@@ -6,7 +6,7 @@ from typing import Any
 
 from gristmill.arrays import HOST, Device, DeviceArray, view
 from gristmill.errors import DeviceMismatchError
-from gristmill.packed_weight import PackedWeight
+from gristmill.packed_weight import ROW_WORDS, PackedWeight
 from gristmill.preloading import preload
 
 
@@ -20,7 +20,8 @@ def to_device(weight: PackedWeight, device: Device | str) -> PackedWeight:
 
     Returns
     -------
-    PackedWeight of `DeviceArray`s; padding between rows is kept
+    PackedWeight of `DeviceArray`s; padding between rows is kept, and qweight's rows are padded to 16 bytes, which they
+    may have lost on the way from another process
 
     Raises
     ------
@@ -34,6 +35,8 @@ def to_device(weight: PackedWeight, device: Device | str) -> PackedWeight:
         row_stride = view(array).strides[0] if array.ndim == 2 and array.shape[0] > 1 else None
         if row_stride is not None and row_stride < array.shape[1]:
             row_stride = None  # rows that repeat, or run backwards, on the host
+        if array is weight.qweight:
+            row_stride = max(row_stride or 0, -(-array.shape[1] // ROW_WORDS) * ROW_WORDS)
         return DeviceArray.from_numpy(array, device, row_stride=row_stride)
 
     placed = weight.map(upload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 from gristmill.errors import DTypeError, ShapeError
@@ -58,17 +59,23 @@ def resolve_group_size(group_size: int, K: int) -> int:
 
     Raises
     ------
-    ShapeError : `group_size` is neither -1 nor a positive multiple of 8 (a packed word holds 8 values of one group)
+    ShapeError : `group_size` is no integer, or neither -1 nor a positive multiple of 8 (a packed word holds 8 values of
+        one group)
     """
-    if group_size == -1 or group_size == K:
+    try:
+        size = operator.index(group_size)
+    except TypeError:
+        raise ShapeError(f"group_size must be an integer, got {type(group_size).__name__}") from None
+    if size == -1 or size == K:
         return K
-    if group_size <= 0 or group_size % 8:
-        raise ShapeError(f"group_size must be -1, K or a positive multiple of 8, got {group_size} (K={K})")
-    return group_size
+    if not 0 < size < 2**31 or size % 8:
+        raise ShapeError(f"group_size must be -1, K or a positive multiple of 8 below 2**31, got {size} (K={K})")
+    return size
 
 
 def check_dtype(dtype: str, what: str) -> str:
     """Return `dtype` if it is an activation dtype, else raise DTypeError naming `what`."""
-    if dtype not in DTYPES:
-        raise DTypeError(f"{what} must be float16 or bfloat16, got {dtype}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        found = dtype if isinstance(dtype, str) else type(dtype).__name__
+        raise DTypeError(f"{what} must be float16 or bfloat16, got {found}")
     return dtype

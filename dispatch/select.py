@@ -54,14 +54,28 @@ def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selecti
                     is_floor=index == len(manifest.policy) - 1,
                 )
     lines = [f"no {problem.op} kernel for {problem} on {device.arch}"]
-    lines += [f"  {verdict.entry}: {'; '.join(verdict.reasons) or 'no rule names it'}"
-              for verdict in verdicts(problem, device, manifest)]  # fmt: skip
+    lines += [
+        f"  {verdict.entry}: {'; '.join(verdict.reasons) or rule_verdict(verdict.entry, problem, device, manifest)}"
+        for verdict in verdicts(problem, device, manifest)
+    ]
     raise NoKernelError("\n".join(lines))
 
 
 def verdicts(problem: Problem, device: DeviceFacts, manifest: Manifest) -> list[Verdict]:
     """The verdict on every entry of the pack, in the manifest's order."""
     return [Verdict(name, tuple(unmet_needs(entry, problem, device))) for name, entry in manifest.entries.items()]
+
+
+def rule_verdict(name: str, problem: Problem, device: DeviceFacts, manifest: Manifest) -> str:
+    """What the policy says of an entry whose needs all hold and that was not chosen."""
+    values = {**problem.names(), **device.names()}
+    naming = [rule for rule in manifest.policy if name in rule.entries]
+    holding = [rule for rule in naming if _holds(rule.when, values)]
+    if holding:
+        return f"would do; an earlier choice comes before it ({holding[0].origin})"
+    if naming:
+        return f"would do; its rules do not hold: {' nor '.join(rule.when.text for rule in naming)}"
+    return "would do; no rule names it"
 
 
 def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str]:
@@ -86,6 +100,8 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
     except FormulaError as error:
         return [*reasons, str(error)]
     shared_bytes = entry.static_shared_bytes + dynamic_shared_bytes
+    if dynamic_shared_bytes < 0:
+        reasons.append(f"its shared memory, {entry.dynamic_shared_bytes.text}, is {dynamic_shared_bytes} bytes")
     if shared_bytes > device.lds_bytes_per_block:
         reasons.append(f"needs {shared_bytes} bytes of shared memory, the device has {device.lds_bytes_per_block}")
     if any(not 0 <= blocks <= most for blocks, most in zip(grid, MAX_GRID, strict=True)):

@@ -47,6 +47,9 @@ def linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None, stream: A
 
     Leading dimensions are flattened without a copy where their strides allow. `stream` defaults to torch's current
     stream on the device of `x`; with another one, give `out`: torch's allocator knows the current stream only.
+
+    Under torch.autocast x is cast to autocast's dtype, which must be the weight's, as `nn.Linear` casts it; an x that
+    has the weight's dtype already, and a call with `out`, are left alone.
     """
     if is_compiling():
         if out is not None or stream is not None:
@@ -94,7 +97,10 @@ def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
         or ordinal != prepared.ordinal
         or prepared.device.driver != DRIVER
     ):
-        raise _fault(x, prepared)
+        cast = _autocast(x, DTYPES[prepared.dtype])
+        if cast is x:
+            raise _fault(x, prepared)
+        return _launch(cast, prepared, perm)
     if perm is not None:
         x = x.reshape(M, K).index_select(1, perm)
         x_row_stride = K
@@ -135,6 +141,26 @@ def _rows(x: Tensor, K: int) -> tuple[Tensor, int, int]:
             return x.contiguous(), x.numel() // K, K
         M *= extent
     return x, M, row_stride
+
+
+def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as torch.autocast has it; x itself where autocast is off, or leaves it alone.
+
+    `nn.Linear` under autocast rounds its input and its weight to autocast's dtype. The input is treated so here; a
+    packed weight stays as it is, so autocast must ask for the weight's own dtype. What has that dtype already is
+    computed in it, whatever autocast asks for.
+    """
+    kind = x.device.type
+    if x.dtype is dtype or x.dtype is torch.float64 or not x.is_floating_point() or not torch.is_autocast_enabled(kind):
+        return x
+    wanted = torch.get_autocast_dtype(kind)
+    if wanted is not dtype:
+        names = [str(name).removeprefix("torch.") for name in (x.dtype, wanted, dtype)]
+        raise DTypeError(
+            f"x is {names[0]} and torch.autocast asks for {names[1]}, but weight is {names[2]}: convert the layer with "
+            f".to(torch.{names[1]}), or pack the weight anew, or autocast to {names[2]}"
+        )
+    return x.to(dtype)
 
 
 def _fault(x: Tensor, prepared: PreparedWeight) -> GristmillError:
@@ -255,6 +281,21 @@ def _op_cpu(
     return tensor_of(out).view(*x.shape[:-1], weight.N)
 
 
+def _op_autocast(
+    x: Tensor,
+    qweight: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    perm: Tensor | None,
+    K: int,
+    group_size: int,
+) -> Tensor:
+    x = _autocast(x, scales.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        return _op(x, qweight, scales, zero_points, bias, perm, K, group_size)
+
+
 def _op_fake(
     x: Tensor,
     qweight: Tensor,
@@ -303,6 +344,8 @@ def _no_backward(context: Any, grad: Tensor) -> Any:
 
 _library.impl("w4a16_linear", _op_cuda, "CUDA")
 _library.impl("w4a16_linear", _op_cpu, "CPU")
+for _key in ("AutocastCUDA", "AutocastCPU"):
+    _library.impl("w4a16_linear", _op_autocast, _key)
 torch.library.register_fake("gristmill::w4a16_linear", _op_fake, lib=_library)
 torch.library.register_autograd("gristmill::w4a16_linear", _no_backward, lib=_library)
 _op = torch.ops.gristmill.w4a16_linear.default

@@ -40,9 +40,11 @@ def read_records(data: bytes, origin: str) -> dict[str, Record]:
     for name, record in records.items():
         for field in fields(Record):
             if type(getattr(record, field.name)) is not types[str(field.type)]:
-                raise ManifestError(f"{origin}: {name}: {field.name} must be a {field.type}")
-        if record.how not in HOW or not record.worst_error_over_bound <= 1 or record.cases < 1:
-            raise ManifestError(f"{origin}: {name}: not a record of a verification that passed")
+                raise ManifestError(f"{origin}: {name[:200]!a}: {field.name} must be a {field.type}")
+        if record.how not in HOW or not 0 <= record.worst_error_over_bound <= 1 or record.cases < 1:
+            raise ManifestError(f"{origin}: {name[:200]!a}: not a record of a verification that passed")
+        if not record.on.isprintable():
+            raise ManifestError(f"{origin}: {name[:200]!a}: on must be printable, got {record.on[:80]!a}")
     return records
 
 

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,9 @@ class FakeDriver:
 
     def unavailable_reason(self):
         return None
+
+    def version(self):
+        return "0.0"
 
     def device_count(self):
         return len(self.facts)
@@ -198,19 +202,25 @@ def write_pack(root: Path, arch: str, rows: list[tuple[Entry, bytes]], policy: t
     return folder
 
 
-def usual_pack(root: Path, arch: str = "sm90") -> Path:
-    """A pack that covers every problem: per dtype and zero points a small-M, an aligned and a floor entry."""
+def usual_pack(root: Path, arch: str = "sm90", code_of: Callable[[list[str]], bytes] | None = None) -> Path:
+    """A pack that covers every problem: per dtype and zero points a small-M, an aligned and a floor entry.
+
+    `code_of` makes the object of the symbols; by default it is no code.
+    """
     rows, policy = [], {"small": [], "tiled": [], "floor": []}
     for dtype in ("float16", "bfloat16"):
         for zero_points in (False, True):
+            suffix = f"{dtype}{'_zp' if zero_points else ''}"
             code = f"object {dtype} {zero_points}".encode()
+            if code_of is not None:
+                code = code_of([f"symbol_{kind}_{suffix}" for kind in policy])
             conditions = {
                 "small": (Formula("M <= 4"), Formula("alignment == 16")),
                 "tiled": (Formula("alignment == 16"), Formula("K >= 64")),
                 "floor": (),
             }
             for kind, formulas in conditions.items():
-                name = f"{kind}_{dtype}{'_zp' if zero_points else ''}"
+                name = f"{kind}_{suffix}"
                 needs = Needs(dtype, zero_points, formulas)
                 shared = Formula("M * 16 * 2") if kind == "small" else Formula("49664")
                 rows.append((entry(name, code, needs=needs, dynamic_shared_bytes=shared), code))

@@ -1,6 +1,7 @@
 import json
 import sys
 
+import fake_driver
 import gguf_files
 import numpy as np
 import pytest
@@ -55,6 +56,40 @@ def test_why_takes_the_shared_memory_it_is_told(capsys):
     assert answer["entry"] is None
     assert answer["rejected"][entry()["name"]] == "needs 16384 bytes of shared memory, the device has 16383"
     assert run_json(capsys, *WHY, "--lds-bytes", "16384")[0] == 0
+
+
+def test_why_says_what_the_policy_made_of_an_entry_that_would_do(capsys, tmp_path):
+    rows = [entry(name=name) for name in ("first", "second", "late", "unnamed")]
+    policy = [
+        {"when": "M > 100", "entries": ["late"], "origin": "rule for many rows"},
+        {"when": "M > 200", "entries": ["late"], "origin": "rule for more"},
+        {"when": "1", "entries": ["first", "second"], "origin": "table"},
+    ]
+    (tmp_path / "gfx1151" / "manifest.json").write_text(json.dumps(manifest(entries=rows, policy=policy)))
+    code, answer = run_json(capsys, *WHY)
+    assert (code, answer["entry"]) == (0, "first")
+    assert answer["rejected"] == {
+        "second": "would do; an earlier choice comes before it (table)",
+        "late": "would do; its rules do not hold: M > 100 nor M > 200",
+        "unnamed": "would do; no rule names it",
+    }
+
+
+@pytest.mark.parametrize(("arch", "pack", "lds_bytes"), [("sm80", "sm80", 166912), ("sm89", "sm80", 101376),
+                                                         ("gfx1201", "gfx1201", 65536)])  # fmt: skip
+def test_why_for_a_device_that_is_not_there(capsys, tmp_path, arch, pack, lds_bytes):
+    """The nominal device of the arch judges the pack that serves it, by its own shared memory."""
+    folder = fake_driver.usual_pack(tmp_path, pack)
+    why = ["why", "--arch", arch, "--M", "3", "--N", "64", "--K", "128"]
+    code, answer = run_json(capsys, *why)
+    assert (code, answer["arch"], answer["lds_bytes"], answer["entry"]) == (0, arch, lds_bytes, "small_float16")
+    entries = json.loads((folder / "manifest.json").read_text())["entries"]
+    assert sorted([answer["entry"], *answer["rejected"]]) == sorted(row["name"] for row in entries)
+    assert all(answer["rejected"].values())
+    assert main(why) == 0
+    text = capsys.readouterr().out
+    assert "takes small_float16\n  by: test, small M" in text
+    assert "not small_bfloat16_zp: needs bfloat16, got float16; needs zero points" in text
 
 
 def test_why_without_a_pack_prints_the_pip_line(capsys):

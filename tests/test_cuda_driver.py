@@ -50,6 +50,7 @@ def test_facts(run):
         """
         assert cuda.unavailable_reason() is None
         assert cuda.device_count() == 2
+        assert cuda.version() == "13.1"
         facts = cuda.device_facts(1)
         assert (facts.backend, facts.arch, facts.name) == ("cuda", "sm89", "stub device 1")
         assert (facts.warp_size, facts.multiprocessor_count) == (32, 132)

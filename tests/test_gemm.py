@@ -1,4 +1,5 @@
 import logging
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -174,7 +175,7 @@ def test_preload_loads_all_that_any_call_can_hit(fake_device):
     weight = fake_driver.random_weight(8, 32, 32, "bfloat16", zero_points=True)
     placed = to_device(weight, "fake:0")  # preloads; K >= 64 rules the tiles out
     assert loader.loaded() == ["small_bfloat16_zp", "floor_bfloat16_zp"]
-    assert preload(placed, range(1, 3)) == ["floor_bfloat16_zp", "small_bfloat16_zp"]
+    assert preload(placed, range(1, 3)).entries == ("floor_bfloat16_zp", "small_bfloat16_zp")
     loaded = len(fake_device.called("load_module"))
     for M in (1, 4, 5, 300):
         for offset in (0, 1):
@@ -182,6 +183,18 @@ def test_preload_loads_all_that_any_call_can_hit(fake_device):
             x.fill_bytes(0)
             gristmill.linear(x, placed)
     assert len(fake_device.called("load_module")) == loaded == 1
+
+
+def test_rows_that_lost_their_padding_get_it_back(fake_device):
+    """As a weight comes out of pickle."""
+    packed = fake_driver.random_weight(24, 72, 32)
+    weight = pickle.loads(pickle.dumps(packed))
+    assert weight.qweight.strides[0] == 36
+    placed = to_device(weight, "fake:0")
+    assert placed.qweight.strides == (12, 1)
+    x = fake_driver.random_x(3, 72)
+    check(gristmill.linear(DeviceArray.from_numpy(x, "fake:0"), placed).to_numpy(), x, packed)
+    assert [call[1].split()[0] for call in fake_device.called("launch")] == ["symbol_small_float16"]
 
 
 def test_capture_needs_preload(fake_device):

@@ -1,7 +1,12 @@
+import contextlib
+import struct
+import tracemalloc
+
 import gguf_files
 import numpy as np
 import pytest
 from gristmill.checkpoints.gguf import GgufCheckpoint
+from gristmill.checkpoints.gguf_header import TENSOR_TYPES, read_header
 from gristmill.errors import CheckpointError
 from gristmill.packed_weight import dequantize
 
@@ -158,3 +163,114 @@ def test_damaged_byte_gives_a_typed_error_or_the_same_kind_of_answer(tmp_path, r
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"nothing\.gguf: No such file"):
         GgufCheckpoint(tmp_path / "nothing.gguf")
+
+
+def test_tensor_types_are_those_of_the_gguf_package():
+    import gguf
+
+    theirs = {int(type_): (type_.name, *sizes) for type_, sizes in gguf.GGML_QUANT_SIZES.items()}
+    common = theirs.keys() & TENSOR_TYPES.keys()
+    assert len(common) > 30
+    assert {number: TENSOR_TYPES[number] for number in common} == {number: theirs[number] for number in common}
+
+
+def test_header_agrees_with_the_gguf_package(tmp_path, rng):
+    """Offsets and shapes of a file with keys of every kind, strings and arrays among them."""
+    import gguf
+
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_custom_alignment(64)
+    writer.add_string("a.name", "x" * 37)
+    writer.add_array("a.tokens", ["one", "", "three"])
+    writer.add_array("a.scores", [0.5, 1.5])
+    writer.add_bool("a.flag", True)
+    writer.add_float64("a.number", 2.5)
+    for index in range(3):
+        writer.add_tensor(f"tensor {index}", rng.standard_normal((3, 5 + index)).astype(np.float32))
+    writer.add_tensor("packed", rng.integers(0, 256, (4, 40), dtype=np.uint8),
+                      raw_dtype=gguf.GGMLQuantizationType.Q4_1)  # fmt: skip
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = read_header(memoryview(path.read_bytes()))
+    theirs = gguf.GGUFReader(path).tensors
+    assert [(t.name, t.type, t.shape, t.offset, t.bytes) for t in found.values()] == [
+        (t.name, t.tensor_type.name, tuple(t.shape), t.data_offset, t.n_bytes) for t in theirs
+    ]
+
+
+def header(*, tensors: int = 0, keys: int = 0, rest: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + rest
+
+
+def text(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data
+
+
+def tensor(name: bytes, type_: int, shape: tuple[int, ...], offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, type_, offset)
+
+
+ALIGNMENT = text(b"general.alignment")
+
+DAMAGED = [
+    (header(version=3 << 24), "big-endian GGUF files are not supported"),
+    (header(version=1), r"GGUF version 1 is not supported; \(2, 3\) are"),
+    (header(keys=1, rest=ALIGNMENT + struct.pack("<II", 4, 0)), "general.alignment is not a power of two"),
+    (header(keys=1, rest=ALIGNMENT + struct.pack("<II", 4, 48)), "general.alignment is not a power of two"),
+    (header(keys=1, rest=ALIGNMENT + struct.pack("<II", 5, 32)), "not a power of two of type uint32"),
+    (header(keys=1, rest=text(b"k") + struct.pack("<IIQ", 9, 9, 1)), "is an array of type 9"),
+    (header(keys=1, rest=text(b"k") + struct.pack("<I", 13)), "has type 13"),
+    (header(keys=1, rest=text(b"k") + struct.pack("<IIQ", 9, 0, 2**40)), "needs 1099511627776 bytes"),
+    (header(keys=1, rest=text(b"k") + struct.pack("<IIQ", 9, 12, 2**63)), "needs 73786976294838206464 bytes"),
+    (header(tensors=1, rest=struct.pack("<Q", 2**64 - 1)), "tensor 0 needs 18446744073709551615 bytes"),
+    (header(tensors=2, rest=tensor(b"a", 0, (1,)) * 2 + bytes(64)), "two tensors are called 'a'"),
+    (header(tensors=1, rest=tensor(b"\xff", 0, (1,)) + bytes(64)), "is not UTF-8"),
+    (header(tensors=1, rest=tensor(b"n" * 1025, 0, (1,)) + bytes(64)), "has 1025 bytes, more than 1024"),
+    (header(tensors=1, rest=tensor(b"a", 0, (1, 1, 1, 1, 1)) + bytes(64)), "tensor 0 has 5 dimensions"),
+    (header(tensors=100_001, rest=bytes(200)), "100001 tensors, more than 100000"),
+    # Extents whose product is 0 in 64 bits, and an offset that is past the end in 64 bits and not in 65.
+    (header(tensors=1, rest=tensor(b"a", 2, (2**32, 2**32)) + bytes(64)), "a needs 10376293541461622784 bytes"),
+    (header(tensors=1, rest=tensor(b"a", 3, (32, 1), 2**64 - 64) + bytes(64)), "a needs 20 bytes"),
+    (header(tensors=1, rest=tensor(b"a", 2, (33, 1)) + bytes(96)), "shape 33 x 1 is not made of blocks of 32"),
+    (header(tensors=1, rest=tensor(b"a", 2, (32, 0)) + bytes(64)), "shape 32 x 0 is not made of blocks of 32"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), DAMAGED)
+def test_damaged_header_is_refused_with_the_place(data, message, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=message):
+        GgufCheckpoint(path)
+
+
+def test_tensor_of_a_type_that_is_not_known_is_left_out(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header(tensors=1, rest=tensor(b"a", 99, (32, 4)) + bytes(64)))
+    assert GgufCheckpoint(path).left_out == {"a": "type 99"}
+
+
+HOSTILE_LENGTHS = {
+    "an array of bytes": header(keys=1, rest=text(b"k") + struct.pack("<IIQ", 9, 0, 8 << 20) + bytes(8 << 20)),
+    "an array of empty strings": header(keys=1, rest=text(b"k") + struct.pack("<IIQ", 9, 8, 1 << 18) + bytes(8 << 18)),
+    "counts of 2**63": header(tensors=2**63, keys=2**63, rest=bytes(1 << 20)),
+    "a name of the whole file": header(tensors=1, rest=text(bytes(8 << 20)) + bytes(64)),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE_LENGTHS)
+def test_no_length_of_a_header_makes_the_reader_allocate(hostile, tmp_path):
+    """The `gguf` package takes more than 6 GB for the first of these, of 8 MB: objects for each element of an array."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(HOSTILE_LENGTHS[hostile])
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(CheckpointError):
+            GgufCheckpoint(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 18

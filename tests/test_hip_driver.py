@@ -42,6 +42,7 @@ def test_facts(run):
         """
         assert hip.unavailable_reason() is None
         assert hip.device_count() == 2
+        assert hip.version() == "7.2.53211"
         facts = hip.device_facts(1)
         assert (facts.backend, facts.arch, facts.name) == ("hip", "gfx90a", "stub device 1")
         assert (facts.warp_size, facts.multiprocessor_count) == (32, 20)
@@ -51,6 +52,22 @@ def test_facts(run):
         """,
         STUB_DEVICES="gfx1151,gfx90a:sramecc+:xnack-",
     )
+
+
+def test_fork_after_the_driver_was_used(run):
+    calls = run(
+        PLACE
+        + """
+child = os.fork()
+if not child:
+    ok = all("start workers with" in fails(ForkedProcessError, gristmill.linear, x, weight) for _ in range(2))
+    os._exit(0 if ok else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+gristmill.linear(x, weight)
+""",
+        PYTHONWARNINGS="ignore::DeprecationWarning",
+    )
+    assert len(named(calls, "hipModuleLaunchKernel")) == 1
 
 
 def test_call_from_pack_to_launch(run):

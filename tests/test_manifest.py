@@ -55,6 +55,16 @@ def test_older_schema_is_refused():
         ),
         (manifest(policy=[{"when": "1", "entries": ["nobody"], "origin": ""}]), "names an entry that is not there"),
         (manifest(policy=[{"when": "M >", "entries": [], "origin": ""}]), "formula"),
+        (manifest(policy=[{"when": [], "entries": [], "origin": ""}]), "a formula is a string .*, got list"),
+        (manifest(policy=[{"when": {"a": 1}, "entries": [], "origin": ""}]), "a formula is a string .*, got dict"),
+        (manifest(policy=[{"when": "1" * 401, "entries": [], "origin": ""}]), "a formula .*, got 401 characters"),
+        (manifest(arch=".."), "arch must be letters"),
+        (manifest(version="\ud800"), r"version must be printable, got '\\ud800'"),
+        (manifest(compilers={"\x1b[31m": "3"}), "compilers has a key that cannot be printed"),
+        (manifest(policy=[{"when": "1", "entries": [], "origin": "\n"}]), "origin must be printable"),
+        (manifest(entries=[entry(arguments=[["x", "int32"]])]), "argument 'x' cannot be of type 'int32'"),
+        (manifest(entries=[entry(arguments=[["M", "pointer"]])]), "argument 'M' cannot be of type 'pointer'"),
+        (manifest(entries=[entry(arguments=[["a", "null"]] * 65)]), "65 arguments, more than 64"),
     ],
 )
 def test_wrong_manifest_is_refused(document, message):
@@ -66,6 +76,26 @@ def test_wrong_manifest_is_refused(document, message):
 def test_what_is_not_json_is_refused(data):
     with pytest.raises(ManifestError):
         Manifest.parse(data)
+
+
+@pytest.mark.parametrize("depth", [100, 500, 900, 950, 980])
+@pytest.mark.parametrize("field", ["schema", "arch", "entries", "compilers", "policy"])
+def test_a_deep_value_is_refused_in_few_words(depth, field):
+    """Python's own limit is met when the value is read, or when a message would show it."""
+    deep = b"[" * depth + b"]" * depth
+    data = dump(manifest(**{field: "HERE"})).replace(b'"HERE"', b"[" + deep + b"]")
+    with pytest.raises(ManifestError) as caught:
+        Manifest.parse(data)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "n" * 10**6}, {"op": "o" * 10**6}, {"arguments": [["n" * 10**6, "pointer"]]}]
+)
+def test_a_message_stays_short_whatever_it_quotes(changes):
+    with pytest.raises(ManifestError) as caught:
+        Manifest.parse(dump(manifest(entries=[entry(**changes)])))
+    assert len(str(caught.value)) < 400
 
 
 def test_cut_short_manifest_is_refused():

@@ -1,3 +1,6 @@
+import json
+import os
+
 import pytest
 from gristmill import packs
 from gristmill.errors import DamagedPackError, ManifestError, NoPackError
@@ -64,4 +67,98 @@ def test_damaged_record_of_verification_is_refused(tmp_path):
     folder = write_pack(tmp_path)
     (folder / "verified.json").write_text("[")
     with pytest.raises(ManifestError, match=r"verified\.json"):
+        packs.Pack.open(folder).verified()
+
+
+def object_of(folder):
+    (path,) = (folder / "objects").iterdir()
+    return path
+
+
+def read_object(folder):
+    pack = packs.Pack.open(folder)
+    return pack.read_object(*pack.manifest.entries.values())
+
+
+def test_object_behind_a_symbolic_link_is_not_followed(tmp_path):
+    """Not even where what it leads to is right: a link can lead out of the pack."""
+    path = object_of(write_pack(tmp_path))
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+    with pytest.raises(DamagedPackError, match="is a symbolic link, a pack must hold its files itself; reinstall"):
+        read_object(tmp_path / "gfx1151")
+
+
+def test_folder_of_objects_behind_a_symbolic_link_is_not_followed(tmp_path):
+    folder = write_pack(tmp_path)
+    (folder / "objects").rename(tmp_path / "outside")
+    (folder / "objects").symlink_to(tmp_path / "outside")
+    with pytest.raises(DamagedPackError, match="objects is a symbolic link"):
+        read_object(folder)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "verified.json"])
+def test_manifest_and_records_behind_a_symbolic_link_are_not_followed(name, tmp_path):
+    folder = write_pack(tmp_path)
+    (folder / "verified.json").write_text("{}")
+    (folder / name).rename(tmp_path / "outside")
+    (folder / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(ManifestError, match=f"{name}: {name} is a symbolic link"):
+        packs.Pack.open(folder).verified()
+
+
+def test_pack_whose_folder_is_reached_by_a_link_is_read(tmp_path):
+    write_pack(tmp_path / "elsewhere")
+    (tmp_path / "gfx1151").symlink_to(tmp_path / "elsewhere" / "gfx1151")
+    assert read_object(tmp_path / "gfx1151") == CODE
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../../secret"])
+def test_no_object_outside_the_pack_is_read_whatever_the_manifest_says(name, tmp_path):
+    """The parser refuses such a digest; the reader does not rely on it."""
+    folder = write_pack(tmp_path)
+    (folder / "secret.hsaco").write_text("secret")
+    pack = packs.Pack.open(folder)
+    (entry,) = pack.manifest.entries.values()
+    with pytest.raises(DamagedPackError, match="leads out of the pack"):
+        pack.read_object(entry._replace(object=name))
+
+
+@pytest.mark.parametrize("place", ["manifest.json", "objects"])
+def test_pipe_in_a_pack_does_not_wait_for_its_writer(place, tmp_path):
+    folder = write_pack(tmp_path)
+    path = object_of(folder) if place == "objects" else folder / place
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ManifestError if place == "manifest.json" else DamagedPackError, match="not a regular file"):
+        read_object(folder)
+
+
+@pytest.mark.parametrize(("place", "most"), [("manifest.json", "16777216"), ("objects", "67108864")])
+def test_file_of_absurd_size_is_refused_before_it_is_read(place, most, tmp_path):
+    folder = write_pack(tmp_path)
+    os.truncate(object_of(folder) if place == "objects" else folder / place, 2**40)
+    error = ManifestError if place == "manifest.json" else DamagedPackError
+    with pytest.raises(error, match=f"1099511627776 bytes, more than {most}"):
+        read_object(folder)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"worst_error_over_bound": -1.0},
+        {"worst_error_over_bound": float("nan")},
+        {"cases": 0},
+        {"how": "hope"},
+        {"on": "\x1b[2J"},
+    ],
+)
+def test_record_that_is_no_verification_is_refused(record, tmp_path):
+    folder = write_pack(tmp_path)
+    (entry,) = packs.Pack.open(folder).manifest.entries.values()
+    good = {"object": entry.object, "on": "a device", "how": "silicon", "cases": 1, "worst_error_over_bound": 0.5}
+    (folder / "verified.json").write_text(json.dumps({"entries": {entry.name: good}}))
+    assert packs.Pack.open(folder).verified()
+    (folder / "verified.json").write_text(json.dumps({"entries": {entry.name: good | record}}))
+    with pytest.raises(ManifestError, match=r"not a record of a verification|must be printable"):
         packs.Pack.open(folder).verified()

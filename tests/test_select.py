@@ -95,3 +95,9 @@ def test_unknown_arch_is_refused_by_name():
     with pytest.raises(NoDeviceError, match="unknown arch 'gfx906'; known: gfx1151"):
         nominal_device("gfx906")
     assert set(NOMINAL_DEVICES) >= {"gfx1151", "gfx1201", "sm80", "sm90"}
+
+
+def test_entry_whose_shared_memory_is_below_zero_is_not_launched():
+    pack = parse(entry(name="odd", dynamic_shared_bytes="M - 1000"), entry(name="floor"))
+    assert select(PROBLEM, DEVICE, pack).entry.name == "floor"
+    assert verdicts(PROBLEM, DEVICE, pack)[0].reasons == ("its shared memory, M - 1000, is -935 bytes",)

@@ -160,10 +160,14 @@ def test_compile_with_dynamic_rows_compiles_once():
 def test_compile_of_the_module():
     host, _ = weights()
     layer = gristmill.nn.W4A16Linear(host)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     for M in (3, 5, 17):
         with torch.inference_mode():
             check(compiled(random_x(M, 72)), random_x(M, 72), host)
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_export():
@@ -334,3 +338,96 @@ def test_eager_on_another_device(tensors_on_fake, monkeypatch):
     monkeypatch.setattr(prepared, "device", Device("fake", 1))
     with pytest.raises(DeviceMismatchError, match="x must be on fake:1, the device of weight, got fake:-1"):
         adapter._launch(random_x(3, 72), prepared, None)
+
+
+# Autocast and inference mode, beside nn.Linear.
+
+
+def dense_linear(host, dtype=torch.float32) -> torch.nn.Linear:
+    layer = torch.nn.Linear(host.K, host.N)
+    layer.weight.data = torch.from_numpy(dequantize(host)).to(dtype)
+    layer.bias.data = torch.from_numpy(host.bias.astype(np.float32)).to(dtype)
+    return layer
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
+def test_autocast_as_nn_linear(dtype, x_dtype):
+    host, _ = weights(dtype)
+    layer, dense = gristmill.nn.W4A16Linear(host), dense_linear(host)
+    x = torch.randn(2, 3, 72, generator=torch.Generator().manual_seed(3)).to(getattr(torch, x_dtype))
+    wanted = adapter.DTYPES[dtype]
+    with torch.autocast("cpu", wanted):
+        out, expected = layer(x), dense(x)
+        assert torch.is_autocast_enabled("cpu")
+    assert out.dtype == expected.dtype == wanted
+    check(out, x.to(wanted), host)
+    torch.testing.assert_close(out, expected, rtol=2**-6, atol=2**-5)
+
+
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+def test_autocast_to_another_dtype_is_refused(x_dtype):
+    host, weight = weights("float16")
+    x = random_x(3, 72).to(x_dtype)
+    message = r"x is \w+ and torch.autocast asks for bfloat16, but weight is float16: convert the layer with .*bfloat16"
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(DTypeError, match=message):
+            gristmill.linear(x, weight)
+        check(gristmill.linear(random_x(3, 72), weight), random_x(3, 72), host)  # the weight's own dtype stays
+        layer = gristmill.nn.W4A16Linear(host).to(torch.bfloat16)  # what the message says
+        assert layer(x).dtype == torch.bfloat16
+
+
+def test_autocast_leaves_alone_what_it_leaves_alone_elsewhere():
+    host, weight = weights("bfloat16")
+    with torch.autocast("cpu", torch.bfloat16):
+        for x in (random_x(3, 72).double(), random_x(3, 72).int()):
+            with pytest.raises(DTypeError, match=r"x must be .*bfloat16, the dtype of weight, got"):
+                gristmill.linear(x, weight)
+            with pytest.raises(RuntimeError):
+                dense_linear(host)(x)
+    with torch.autocast("cpu", torch.bfloat16, enabled=False), pytest.raises(DTypeError, match="got float32"):
+        gristmill.linear(random_x(3, 72).float(), weight)
+
+
+def test_autocast_under_compile():
+    host, _ = weights("bfloat16")
+    layer = gristmill.nn.W4A16Linear(host)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    x = random_x(5, 72).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        out, expected = compiled(x), layer(x)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+def test_autocast_keeps_opcheck():
+    with torch.autocast("cpu", torch.float16):
+        torch.library.opcheck(torch.ops.gristmill.w4a16_linear, op_arguments(x=random_x(3, 72).float()))
+
+
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+def test_eager_autocast(tensors_on_fake, x_dtype):
+    """The path of a GPU: cast where nn.Linear casts, refused where the weight is of another dtype."""
+    host, weight = weights("float16")
+    x = random_x(2, 3, 72).to(x_dtype)
+    with torch.autocast("cpu", torch.float16):
+        check(launch(x, weight), x.half(), host)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(DTypeError, match="asks for bfloat16, but weight is"):
+        launch(x, weight)
+    with pytest.raises(DTypeError, match="x must be float16, the dtype of weight, got"):
+        launch(x, weight)
+
+
+def test_inference_mode_as_nn_linear():
+    host, _ = weights("bfloat16")
+    layer, dense = gristmill.nn.W4A16Linear(host), dense_linear(host, torch.bfloat16)
+    with torch.inference_mode():
+        made_inside = random_x(3, 72, dtype="bfloat16").clone()
+        for module in (layer, dense):
+            out = module(made_inside)
+            assert out.is_inference()
+            assert not out.requires_grad
+    for module in (layer, dense.requires_grad_(False)):
+        out = module(made_inside)  # an inference tensor outside
+        assert not out.is_inference()
+        out.add_(1)

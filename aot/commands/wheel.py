@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from gristmill.aot.coverage import TABLE, check_coverage
 from gristmill.aot.errors import WheelError
 from gristmill.aot.toolchain import BUILD_PACKAGES, WHEEL_PACKAGES, require
 from gristmill.cli import print_json, progress
 from gristmill.commands.options import arch_list
+from gristmill.packs import Pack
+
+if TYPE_CHECKING:
+    from gristmill.aot.wheel import Wheel
 
 HELP = "make the core wheels and a wheel of data for each pack"
 
@@ -22,11 +28,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--source", type=Path, help="source tree for the core wheel (default: where gristmill runs from)"
     )
     parser.add_argument("--no-core", action="store_true", help="wheels of packs only")
+    parser.add_argument("--sizes", action="store_true", help="show what each kernel takes of its wheel")
 
 
 def run(arguments: argparse.Namespace) -> int:
     require(BUILD_PACKAGES | WHEEL_PACKAGES, "making wheels")
-    from gristmill.aot.wheel import PLATFORM, Wheel, core_wheel, find_license, pack_wheel, source_tree
+    from gristmill.aot.wheel import BUDGET_BYTES, PLATFORM, core_wheel, find_license, pack_wheel, source_tree
 
     folders = sorted(path.parent for path in arguments.packs.glob("*/manifest.json"))
     if arguments.arch is not None:
@@ -34,6 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not folders:
         raise WheelError(f"no packs in {arguments.packs}; run: gristmill build --out {arguments.packs}")
     source = arguments.source or (None if arguments.no_core else source_tree())
+    if source is not None and (source / TABLE).is_file():
+        progress(f"comparing the packs with {source / TABLE}")
+        check_coverage([Pack.open(folder).manifest for folder in folders], source / TABLE)
     wheels: list[Wheel] = []
     if not arguments.no_core and source is not None:
         for platform in (PLATFORM, None):
@@ -44,8 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
         progress(f"making the wheel of {folder.name}")
         wheels.append(pack_wheel(folder, arguments.out, license_text))
     if arguments.json:
-        print_json({"wheels": [{**asdict(wheel), "path": str(wheel.path)} for wheel in wheels]})
+        print_json({"budget_bytes": BUDGET_BYTES, "wheels": [_document(wheel) for wheel in wheels]})
         return 0
     for wheel in wheels:
         print(f"{wheel.path}  {wheel.bytes} bytes")
+        for kernel in wheel.kernels if arguments.sizes else ():
+            share = 100 * kernel.compressed_bytes / wheel.bytes
+            print(f"  {kernel.compressed_bytes:8} bytes {share:5.2f} %  {kernel.op}  {', '.join(kernel.entries)}")
     return 0
+
+
+def _document(wheel: Wheel) -> dict[str, Any]:
+    kernels = [{**asdict(kernel), "share": kernel.compressed_bytes / wheel.bytes} for kernel in wheel.kernels]
+    return {**asdict(wheel), "path": str(wheel.path), "kernels": kernels}

@@ -40,6 +40,9 @@ class EmulatedDriver:
     def unavailable_reason(self) -> str | None:
         return None
 
+    def version(self) -> str:
+        return "of this gristmill"
+
     def device_count(self) -> int:
         return len(ARCHS)
 

@@ -1,4 +1,4 @@
-"""GGUF files: linear layers in Q4_0 and Q4_1, read through the `gguf` package.
+"""GGUF files: linear layers in Q4_0 and Q4_1.
 
 A block is 32 values of one row: Q4_0 is a float16 d and 16 bytes, w = d * (q - 8); Q4_1 is float16 d and m and 16
 bytes, w = d * q + m. Byte i holds value i in its low half and value i + 16 in its high half.
@@ -7,23 +7,21 @@ Source: ggml-common.h of llama.cpp, and the GGUF specification.
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
 from gristmill.checkpoints.affine import AffineWeight, LayerInfo
-from gristmill.checkpoints.gguf_header import check_header
+from gristmill.checkpoints.gguf_header import HeaderError, Tensor, read_header
 from gristmill.errors import CheckpointError
 
 BLOCK_VALUES = 32
 # Bytes before the nibbles of a block: the scale, and for Q4_1 the minimum.
 HEADER_BYTES = {"Q4_0": 2, "Q4_1": 4}
 
-# Everything that the gguf package lets through when a file is not what it says.
-_READER_ERRORS = (ValueError, KeyError, IndexError, OverflowError, TypeError, RecursionError, MemoryError, OSError)
-
 
 class GgufCheckpoint:
-    """The 4-bit linear layers of one GGUF file.
+    """The 4-bit linear layers of one GGUF file, which is mapped, not read.
 
     Attributes
     ----------
@@ -32,36 +30,25 @@ class GgufCheckpoint:
 
     Raises
     ------
-    CheckpointError : the file is damaged or cut short; a missing `gguf` package is named with its pip line
+    CheckpointError : the file is damaged or cut short
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._data = _map(self.path)
         try:
-            import gguf
-        except ImportError:
-            raise CheckpointError(
-                "reading GGUF files needs the gguf package; run: pip install 'gristmill[gguf]'"
-            ) from None
-        check_header(self.path)
-        try:
-            reader = gguf.GGUFReader(self.path)
-        except _READER_ERRORS as error:
-            raise CheckpointError(
-                f"{self.path}: damaged or cut short, {self.path.stat().st_size} bytes ({type(error).__name__}: {error})"
-            ) from None
-        if reader.byte_order == "S":
-            raise CheckpointError(f"{self.path}: big-endian GGUF files are not supported")
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+            self._tensors = read_header(self._data)
+        except HeaderError as error:
+            raise CheckpointError(f"{self.path}, {len(self._data)} bytes: {error}") from None
         self.layers: dict[str, LayerInfo] = {}
         self.left_out: dict[str, str] = {}
-        for tensor in reader.tensors:
+        for tensor in self._tensors.values():
             if len(tensor.shape) != 2:
                 continue
-            if tensor.tensor_type.name in HEADER_BYTES:
+            if tensor.type in HEADER_BYTES:
                 self.layers[tensor.name] = self._info(tensor)
             else:
-                self.left_out[tensor.name] = tensor.tensor_type.name
+                self.left_out[tensor.name] = tensor.type
 
     def load(self, name: str) -> AffineWeight:
         """Read one layer.
@@ -73,10 +60,11 @@ class GgufCheckpoint:
         if name not in self._tensors:
             raise CheckpointError(f"{self.path}: no tensor {name!r}")
         if name not in self.layers:
-            found = self._tensors[name].tensor_type.name
+            found = self._tensors[name].type
             raise CheckpointError(f"{name}: type {found} is not supported; {' and '.join(HEADER_BYTES)} are")
-        info = self.layers[name]
-        blocks = np.asarray(self._tensors[name].data).reshape(info.N, info.K // BLOCK_VALUES, -1)
+        info, tensor = self.layers[name], self._tensors[name]
+        data = np.frombuffer(self._data, np.uint8, tensor.bytes, tensor.offset)
+        blocks = data.reshape(info.N, info.K // BLOCK_VALUES, -1)
         header_bytes = HEADER_BYTES[info.format]
         header = np.ascontiguousarray(blocks[:, :, :header_bytes]).view("<f2").astype(np.float64)
         if not np.isfinite(header).all():
@@ -91,11 +79,22 @@ class GgufCheckpoint:
             minimums=header[:, :, 1] if info.format == "Q4_1" else None,
         )
 
-    def _info(self, tensor) -> LayerInfo:
-        K, N = (int(extent) for extent in tensor.shape)
+    def _info(self, tensor: Tensor) -> LayerInfo:
+        K, N = tensor.shape
         if K % BLOCK_VALUES or K < 1 or N < 1:
             raise CheckpointError(
                 f"{self.path}: {tensor.name}: shape {K} x {N} is not made of blocks of {BLOCK_VALUES}"
             )
-        format_ = tensor.tensor_type.name
-        return LayerInfo(tensor.name, K, N, BLOCK_VALUES, has_zero_points=format_ == "Q4_1", format=format_)
+        has_zero_points = tensor.type == "Q4_1"
+        return LayerInfo(tensor.name, K, N, BLOCK_VALUES, has_zero_points=has_zero_points, format=tensor.type)
+
+
+def _map(path: Path) -> memoryview:
+    """The content of a file, for reading; the mapping lives as long as what refers to it."""
+    try:
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError:
+        raise CheckpointError(f"{path}: not a GGUF file: it is empty") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None

@@ -1,97 +1,53 @@
-"""`gristmill doctor`: devices, packs, and what keeps them apart."""
+"""`gristmill doctor`: devices, drivers, packs, and what keeps them apart."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
 
 from gristmill import __version__
 from gristmill.cli import print_json
-from gristmill.drivers import driver_names, get_driver
-from gristmill.drivers.default import HARDWARE
-from gristmill.environment import chip_override
-from gristmill.errors import GristmillError, PackError
-from gristmill.packs import Pack, find_pack, pack_folders
+from gristmill.diagnosis import DeviceFinding, Diagnosis, diagnose
+from gristmill.kfd import NODES
 
 HELP = "say what can run here, and what is missing with its fix"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    pass
+    parser.add_argument("--kfd", type=Path, default=NODES, help=f"where AMD's kernel driver lists its nodes ({NODES})")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    packs = [_examine_pack(folder) for folder in pack_folders()]
-    drivers = [_examine_driver(name) for name in driver_names()]
-    warnings = []
-    if chip_override():
-        warnings.append(
-            f"HSA_OVERRIDE_GFX_VERSION={chip_override()} hides the true chip: a pack for the wrong arch may load and "
-            "give wrong results; unset it"
-        )
-    can_run = any(device["pack"] for row in drivers if row["driver"] in HARDWARE for device in row["devices"])
-    document = {
-        "version": __version__,
-        "can_run": can_run,
-        "drivers": drivers,
-        "packs": packs,
-        "warnings": warnings,
-    }
+    diagnosis = diagnose(arguments.kfd)
     if arguments.json:
-        print_json(document)
+        print_json({"version": __version__, **asdict(diagnosis)})
     else:
-        _print(document)
-    return 0 if can_run else 1
+        _print(diagnosis)
+    return 0 if diagnosis.can_run else 1
 
 
-def _examine_pack(folder) -> dict[str, Any]:
-    row: dict[str, Any] = {"arch": folder.name, "folder": str(folder), "entries": 0, "problem": None}
-    try:
-        pack = Pack.open(folder)
-        for entry in pack.manifest.entries.values():
-            pack.read_object(entry)
-        row["entries"] = len(pack.manifest.entries)
-        row["version"] = pack.manifest.version
-    except PackError as error:
-        row["problem"] = str(error)
-    return row
+def _print(diagnosis: Diagnosis) -> None:
+    print(f"gristmill {__version__}")
+    for driver in diagnosis.drivers:
+        print(f"driver {driver.driver}: {driver.problem or f'usable, version {driver.version}'}")
+        for device in driver.devices:
+            _print_device(device)
+    if diagnosis.amd_chips:
+        print(f"AMD chips that the kernel sees: {', '.join(diagnosis.amd_chips)}")
+    for pack in diagnosis.packs:
+        found = pack.problem or f"{pack.entries} entries, {pack.verified} with a record of a run that passed,"
+        print(f"pack {pack.arch} {pack.version or ''}: {found} in {pack.folder}")
+    if not diagnosis.packs:
+        print("no packs found")
+    for line in diagnosis.mismatches:
+        print(f"mismatch: {line}")
+    print("something can run here" if diagnosis.can_run else "nothing can run here")
+    for line in diagnosis.fixes:
+        print(f"fix: {line}")
 
 
-def _examine_driver(name: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"driver": name, "problem": None, "devices": []}
-    try:
-        driver = get_driver(name)
-        row["problem"] = driver.unavailable_reason()
-        if row["problem"] is None:
-            for ordinal in range(driver.device_count()):
-                row["devices"].append(_examine_device(driver, ordinal))
-    except GristmillError as error:
-        row["problem"] = str(error)
-    return row
-
-
-def _examine_device(driver, ordinal: int) -> dict[str, Any]:
-    facts = driver.device_facts(ordinal)
-    row = {"device": f"{driver.name}:{ordinal}", **facts._asdict(), "pack": None, "problem": None}
-    try:
-        row["pack"] = str(find_pack(facts.arch).folder)
-    except PackError as error:
-        row["problem"] = str(error)
-    return row
-
-
-def _print(document: dict[str, Any]) -> None:
-    print(f"gristmill {document['version']}")
-    for driver in document["drivers"]:
-        print(f"driver {driver['driver']}: {driver['problem'] or 'usable'}")
-        for device in driver["devices"]:
-            shared = f"{device['lds_bytes_per_block']} bytes of shared memory a block"
-            print(f"  {device['device']}: {device['name']}, {device['arch']}, {shared}")
-            print(f"    pack: {device['pack'] or device['problem']}")
-    for pack in document["packs"]:
-        print(f"pack {pack['arch']}: {pack['problem'] or str(pack['entries']) + ' entries'} in {pack['folder']}")
-    if not document["packs"]:
-        print("no packs found; run: pip install gristmill-<arch>, or gristmill build")
-    for warning in document["warnings"]:
-        print(f"warning: {warning}")
-    print("something can run here" if document["can_run"] else "nothing can run here: see the lines above")
+def _print_device(device: DeviceFinding) -> None:
+    shared = f"{device.lds_bytes_per_block} bytes of shared memory a block"
+    print(f"  {device.device}: {device.name}, {device.arch}, {shared}")
+    print(f"    {'cannot run: ' + device.problem if device.problem else f'runs with {device.pack}'}")

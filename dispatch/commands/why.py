@@ -13,7 +13,7 @@ from gristmill.drivers.default import first_device
 from gristmill.errors import NoKernelError
 from gristmill.packs import find_pack
 from gristmill.problem import DTYPES, OP_W4A16_GEMM, Problem, resolve_group_size
-from gristmill.select import select, verdicts
+from gristmill.select import rule_verdict, select, verdicts
 
 HELP = "explain which kernel a problem takes, and why each other one was not taken"
 
@@ -51,7 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     except NoKernelError:
         selection = None
     chosen = selection.entry.name if selection else None
-    rejected = {v.entry: "; ".join(v.reasons) or "an earlier rule holds" for v in judged if v.entry != chosen}
+    rejected = {
+        verdict.entry: "; ".join(verdict.reasons) or rule_verdict(verdict.entry, problem, device, pack.manifest)
+        for verdict in judged
+        if verdict.entry != chosen
+    }
     if arguments.json:
         print_json(
             {

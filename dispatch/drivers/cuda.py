@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.device import DeviceFacts
-from gristmill.errors import DriverError, GristmillError, NoDeviceError, NoDriverError
+from gristmill.drivers import fork_guard
+from gristmill.errors import DriverError, ForkedProcessError, GristmillError, NoDeviceError, NoDriverError
 
 if TYPE_CHECKING:
     from gristmill.drivers.protocol import Dim3, LaunchPointers
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 LIBRARY = "libcuda.so.1"
 INSTALL_DRIVER = "install the NVIDIA driver; in a container, start it with the GPUs (docker run --gpus all)"
 
+CUDA_ERROR_NOT_INITIALIZED = 3
 CUDA_ERROR_NO_DEVICE = 100
 CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906
 
@@ -44,6 +46,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuGetErrorName": (c_int, c_void_p),
     "cuGetErrorString": (c_int, c_void_p),
+    "cuDriverGetVersion": (c_void_p,),
     "cuDeviceGetCount": (c_void_p,),
     "cuDeviceGet": (c_void_p, c_int),
     "cuDeviceGetName": (c_void_p, c_int, c_int),
@@ -124,6 +127,11 @@ class CudaDriver:
             return None if self.device_count() else "the NVIDIA driver works but sees no device"
         except GristmillError as error:
             return str(error)
+
+    def version(self) -> str:
+        version = c_int()
+        self._call("cuDriverGetVersion", byref(version))
+        return f"{version.value // 1000}.{version.value % 1000 // 10}"  # of CUDA, the newest that the driver serves
 
     def device_count(self) -> int:
         count = c_int(0)
@@ -295,9 +303,15 @@ class CudaDriver:
             except (OSError, AttributeError) as error:  # not there, or of a driver that is too old
                 raise NoDriverError(f"{LIBRARY} cannot be loaded ({error}); {INSTALL_DRIVER}") from error
             status = functions["cuInit"](0)
+            if status == CUDA_ERROR_NOT_INITIALIZED:  # what cuInit itself returns after a fork
+                text = _text(functions, status)
+                raise ForkedProcessError(
+                    f"cuInit failed: {text}; this is a fork of a process that had used CUDA; {fork_guard.FIX}"
+                )
             if status and status != CUDA_ERROR_NO_DEVICE:
                 raise NoDriverError(f"cuInit failed: {_text(functions, status)}; {INSTALL_DRIVER}")
             self._functions = functions
+            fork_guard.guard(self)
         return self._functions
 
     def _context(self, ordinal: int) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.device import DeviceFacts
+from gristmill.drivers import fork_guard
 from gristmill.drivers.protocol import Dim3
 from gristmill.errors import DriverError, GristmillError, NoDeviceError, NoDriverError
 from gristmill.launch import ArgumentBuffer
@@ -45,6 +46,10 @@ class HipDriver:
             return None if self.device_count() else "the HIP runtime works but sees no device"
         except GristmillError as error:
             return str(error)
+
+    def version(self) -> str:
+        version = self._call("hipRuntimeGetVersion")
+        return f"{version // 10_000_000}.{version // 100_000 % 100}.{version % 100_000}"
 
     def device_count(self) -> int:
         if self._count is None:
@@ -191,6 +196,7 @@ class HipDriver:
             if status and int(status) != HIP_ERROR_NO_DEVICE:
                 raise NoDriverError(f"hipInit failed: {_text(hip, status)}; {INSTALL_DRIVER}")
             self._bindings = hip
+            fork_guard.guard(self)
         return self._bindings
 
     @contextmanager

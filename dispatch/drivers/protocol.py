@@ -38,6 +38,10 @@ class Driver(Protocol):
         """Why the driver cannot be used here, with the fix; None when it can."""
         ...
 
+    def version(self) -> str:
+        """The driver's own version, "13.0" for example; for people to read."""
+        ...
+
     def device_count(self) -> int:
         """Number of devices; NoDriverError when there is no driver."""
         ...

@@ -19,7 +19,7 @@ import gristmill
 import pytest
 from gristmill.aot.errors import ObjectError, WheelError
 from gristmill.aot.wheel import (
-    CORE_FILES,
+    BUDGET_BYTES,
     EXTENSION,
     PLATFORM,
     core_folders,
@@ -32,18 +32,9 @@ from gristmill.cli import main
 from gristmill.errors import PackError
 from gristmill.packs import Pack
 from gristmill.verified import Record, dump_records, read_records
+from source_copy import copy_source
 
 VERSION = gristmill.__version__
-
-
-def copy_source(source: Path, target: Path) -> Path:
-    """Copy what the core wheel is made from."""
-    target.mkdir(parents=True)
-    for name in CORE_FILES:
-        shutil.copy(source / name, target / name)
-    for folder in core_folders(source):
-        shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +242,62 @@ def test_wheel_over_budget_is_refused_and_not_left(pack, tmp_path):
         pack_wheel(pack, tmp_path / "tight", "licence", budget_bytes=size - 1)
     assert not list((tmp_path / "tight").iterdir())
     assert pack_wheel(pack, tmp_path / "just", "licence", budget_bytes=size).bytes == size
+
+
+def test_core_wheel_has_the_budget_too(source, tmp_path):
+    with pytest.raises(WheelError, match="more than the budget of 1000"):
+        core_wheel(source, tmp_path / "dist", budget_bytes=1000)
+
+
+def test_budget_is_ten_megabytes():
+    assert BUDGET_BYTES == pack_wheel.__defaults__[-1] == core_wheel.__defaults__[-1] == 10_000_000
+
+
+def test_sizes_are_those_in_the_wheel_by_kernel(pack, tmp_path):
+    wheel = pack_wheel(pack, tmp_path / "dist", "licence")
+    with zipfile.ZipFile(wheel.path) as archive:
+        stored = {Path(info.filename).stem: info for info in archive.infolist() if "/objects/" in info.filename}
+    assert {kernel.object for kernel in wheel.kernels} == stored.keys()
+    for kernel in wheel.kernels:
+        info = stored[kernel.object]
+        assert (kernel.op, kernel.bytes, kernel.compressed_bytes) == ("w4a16_gemm", info.file_size, info.compress_size)
+    assert sorted(kernel.entries for kernel in wheel.kernels) == [("tiny", "floor"), ("tiny_16",)]
+    sizes = [kernel.compressed_bytes for kernel in wheel.kernels]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) < wheel.bytes
+
+
+def test_command_reports_sizes_as_text_and_as_json(pack, tmp_path, capsys):
+    arguments = ["wheel", "--no-core", "--packs", str(pack.parent), "--out", str(tmp_path / "dist")]
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["budget_bytes"] == 10_000_000
+    (wheel,) = document["wheels"]
+    for kernel in wheel["kernels"]:
+        assert kernel["share"] == kernel["compressed_bytes"] / wheel["bytes"]
+    assert main([*arguments, "--sizes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    first = wheel["kernels"][0]
+    assert lines[1].split()[:2] == [str(first["compressed_bytes"]), "bytes"]
+    assert lines[1].endswith(f"w4a16_gemm  {', '.join(first['entries'])}")
+    assert main(arguments) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_pack_that_covers_less_than_the_table_says_makes_no_wheel(pack, source, tmp_path, capsys):
+    copy = copy_source(source, tmp_path / "source")
+    (copy / "docs").mkdir()
+    table = copy / "docs" / "coverage.md"
+    assert main(["coverage", "--packs", str(pack.parent), "--write", str(table)]) == 0
+    arguments = ["wheel", "--no-core", "--packs", str(pack.parent), "--source", str(copy)]
+    assert main([*arguments, "--out", str(tmp_path / "dist")]) == 0
+    table.write_text(table.read_text().replace("3 entries", "4 entries"))
+    assert main([*arguments, "--out", str(tmp_path / "none")]) == 1
+    said = capsys.readouterr().err
+    assert "-Pack gfx1151, 4 entries" in said
+    assert "+Pack gfx1151, 3 entries" in said
+    assert not (tmp_path / "none").exists()
 
 
 def test_pack_without_an_object_is_refused(pack, tmp_path):

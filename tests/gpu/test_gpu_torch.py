@@ -1,7 +1,10 @@
 """How calls on a GPU behave: streams, graphs, threads, devices, compile; and the way without torch."""
 
 import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import fake_driver
 import gristmill
@@ -10,7 +13,14 @@ import numpy as np
 import pytest
 from gristmill.arrays import Device, DeviceArray, torch_driver, view
 from gristmill.drivers import get_driver
-from gristmill.errors import ArgumentError, DeviceMismatchError, DriverError, NotLoadedError
+from gristmill.errors import (
+    ArgumentError,
+    DeviceMismatchError,
+    DriverError,
+    DTypeError,
+    NotLoadedError,
+    PreloadLimitError,
+)
 from gristmill.gemm import linear
 from gristmill.loader import forget_loaders, loader_for
 from gristmill.packed_weight import dequantize
@@ -154,6 +164,46 @@ def test_capture_after_preload_replays_with_new_inputs(device, unloaded):
     assert loader_for(Device(torch_driver(torch), 0)).loaded() == loaded
 
 
+def test_capture_of_the_module(device, unloaded):
+    """As above for what takes the place of nn.Linear: moving it loads; if that is undone, capture is refused."""
+    weight = host_weight()
+    model = torch.nn.Sequential(torch.nn.ReLU(), gristmill.nn.W4A16Linear(weight)).to(device)
+    x = rows(5, K, device=device)
+    torch.cuda.synchronize()
+    forget_loaders()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), pytest.raises(NotLoadedError, match=r"call gristmill\.preload\(weight\)"):
+        model(x)
+    gristmill.preload(model[1].packed_weight())
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        out = model(x)
+    for seed in (2, 3):
+        x.copy_(rows(5, K, device=device, seed=seed))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert close(out, x.relu(), weight)
+
+
+def test_preload_reports_and_keeps_a_limit(device, unloaded):
+    placed = [host_weight(seed).map(lambda array: tensor_of(array).to(device)) for seed in range(3)]
+    with pytest.raises(PreloadLimitError, match="bytes of device code are to be loaded, the limit is 1000 bytes"):
+        gristmill.preload(placed, limit_bytes=1000)
+    loader = loader_for(Device(torch_driver(torch), 0))
+    assert loader.loaded() == []
+    report = gristmill.preload(placed)
+    assert list(report.entries) == list(report.loaded) == loader.loaded()
+    entries = [loader.pack.manifest.entries[name] for name in report.entries]
+    assert report.code_bytes == sum({entry.object: loader.pack.object_bytes(entry) for entry in entries}.values())
+    assert 0 < report.time_us < 10e6
+    assert gristmill.preload(placed, limit_bytes=0).loaded == ()
+    x = rows(5, K, device=device)
+    assert close(gristmill.linear(x, placed[0]), x, host_weight())
+    torch.cuda.synchronize()
+    gristmill.unload()
+    assert close(gristmill.linear(x, placed[0]), x, host_weight())
+
+
 def test_load_while_another_thread_captures(device, unloaded):
     """A load in one thread does not break a capture, in the strictest mode, in another."""
     weight = host_weight()
@@ -271,6 +321,91 @@ def test_inductor(device):
         x = rows(M, K, device=device)
         with torch.inference_mode():
             assert torch.equal(compiled(x), torch.relu(layer(x) + 1))
+
+
+def test_inductor_compiles_once_for_all_rows(device):
+    pytest.importorskip("triton")
+    from torch._dynamo.utils import counters
+
+    layer = gristmill.nn.W4A16Linear(host_weight()).to(device)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    with torch.inference_mode():
+        for M in (2, 4, 5, 17, 33, 300):
+            x = rows(M, K, device=device)
+            assert torch.equal(compiled(x), layer(x))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_autocast_as_nn_linear(device, x_dtype):
+    weight = host_weight()
+    layer = gristmill.nn.W4A16Linear(weight).to(device)
+    dense = torch.nn.Linear(K, N, device=device)
+    dense.weight.data = torch.from_numpy(dequantize(weight)).float().to(device)
+    x = rows(5, K, device=device).to(x_dtype)
+    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+        out, expected = layer(x), dense(x)
+        assert out.dtype == expected.dtype == torch.bfloat16
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+        assert torch.equal(compiled(x), out)
+    assert close(out, x.bfloat16(), weight)
+    if x_dtype != torch.bfloat16:
+        with torch.autocast("cuda", torch.float16), pytest.raises(DTypeError, match="convert the layer with"):
+            layer(x)
+        with pytest.raises(DTypeError, match="x must be bfloat16, the dtype of weight"):
+            layer(x)
+
+
+def test_inference_mode(device):
+    layer = gristmill.nn.W4A16Linear(host_weight()).to(device)
+    with torch.inference_mode():
+        x = rows(5, K, device=device).clone()
+        assert all(layer(x).is_inference() for _ in range(3))  # the first in Python, the others in C
+    assert not any(layer(x).is_inference() for _ in range(3))
+
+
+def test_fork_after_use_is_refused(device, unloaded):
+    """In a process of its own, which may fork: the child raises, the parent goes on, a spawned worker works."""
+    program = f"""
+import os, sys, multiprocessing, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import torch
+sys.path.append({str(Path(__file__).parents[1])!r})
+import fake_driver, gristmill, spawned_job
+from gristmill.errors import ForkedProcessError
+host = fake_driver.random_weight(136, 576, 32, "bfloat16", zero_points=True, bias=True)
+x = torch.ones(5, 576, dtype=torch.bfloat16, device="cuda")
+
+def in_fork(work):
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except ForkedProcessError as error:
+            os._exit(0 if "spawn" in str(error) else 2)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+name = "hip:0" if torch.version.hip else "cuda:0"
+if name == "cuda:0":
+    in_fork(lambda: gristmill.to_device(host, name))  # torch alone has used CUDA
+weight = gristmill.to_torch(host, "cuda")
+for _ in range(3):  # the first in Python, the others in C
+    expected = gristmill.linear(x, weight)
+torch.cuda.synchronize()
+in_fork(lambda: gristmill.linear(x, weight))
+in_fork(lambda: gristmill.to_device(host, name))
+assert torch.equal(gristmill.linear(x, weight), expected)
+with multiprocessing.get_context("spawn").Pool(1) as pool:
+    out = pool.apply(spawned_job.multiply, (host, fake_driver.random_x(5, 576, "bfloat16"), name))
+    assert out.shape == (5, 136)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_module_moves(device, unloaded):

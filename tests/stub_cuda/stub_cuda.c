@@ -1,5 +1,6 @@
 // A libcuda.so.1 without hardware, for tests of the CUDA driver, contexts above all. Device memory is host memory; a
-// launch is recorded, not run. Settings: stub_common/stub.h; STUB_DEVICES holds compute capabilities, "9.0,8.0".
+// launch is recorded, and run if `stub_cuda_run_with` was told how. Settings: stub_common/stub.h; STUB_DEVICES holds
+// compute capabilities, "9.0,8.0".
 //
 // Build: cc -shared -fPIC -O1 -I tests/stub_common -o libcuda.so.1 tests/stub_cuda/stub_cuda.c -lpthread
 
@@ -44,6 +45,12 @@ int cuMemsetD8(void *destination, unsigned char value, size_t size) __asm__("cuM
 int cuInit(unsigned flags) {
   CALL("flags=%u", flags);
   return end(device_count() ? SUCCESS : NO_DEVICE);
+}
+
+int cuDriverGetVersion(int *version) {
+  CALL("%s", "");
+  *version = 13010;
+  return end(SUCCESS);
 }
 
 int cuDeviceGetCount(int *count) {
@@ -137,6 +144,11 @@ int cuFuncSetAttribute(Function *function, int attribute, int value) {
   return end(SUCCESS);
 }
 
+// Whoever wants launches to compute something registers a function: it gets the symbol and the kernel's parameters.
+static void (*run_launch)(const char *symbol, void **parameters);
+
+void stub_cuda_run_with(void (*function)(const char *, void **)) { run_launch = function; }
+
 int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **parameters, void **extra) {
   char values[MAX_ARGUMENTS * 21];
@@ -148,6 +160,7 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
   // What the driver refuses: a kernel of another context, and more shared memory than was allowed.
   if (f->module->device != current->device) return end(INVALID_HANDLE);
   if (shared > 49152 && (int)shared > f->dynamic_shared_bytes) return end(INVALID_VALUE);
+  if (run_launch) run_launch(f->symbol, parameters);
   return end(SUCCESS);
 }
 
