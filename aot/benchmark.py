@@ -2,7 +2,8 @@
 
 A CUDA graph holds one launch per copy of the weight, with copies enough that no weight is still in the L2
 when its turn comes again; a time is the median over replays, divided by the launches. So it has the kernel
-and the gap between two kernels of a stream, and nothing of the host.
+and the gap between two kernels of a stream, and nothing of the host. In a graph a kernel of ours may start
+while the one ahead of it ends; what it takes without that is a time of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.aot.peers import GROUP_SIZE, Peer, PeerError, peers
+from gristmill.loader import LoadedKernel
 from gristmill.manifest import Manifest
 from gristmill.packed_weight import ROW_WORDS, PackedWeight
 from gristmill.prepared import Choice, PreparedWeight, prepare
@@ -40,6 +42,7 @@ class Cell:
     M: int
     dtype: str
     us: float
+    apart_us: float  # where each launch waits for the one ahead to end
     entry: str
     floor_us: float
     gbps: float
@@ -62,7 +65,6 @@ def conditions(torch: Any) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "gristmill": importlib.metadata.version("gristmill"),
-        "group_size": GROUP_SIZE,
         "replays": REPLAYS,
         "copy_gbps": round(copy_gbps(torch), 1),
     }
@@ -110,56 +112,76 @@ def time_us(torch: Any, calls: list[Callable[[], Any]]) -> float:
     return statistics.median(times)
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the weights are like."""
+
+    dtype: str = "float16"  # of the activations, scales and zero points
+    group_size: int = GROUP_SIZE
+    zero_points: bool = False
+
+    @property
+    def is_common(self) -> bool:
+        """Whether the peers have it."""
+        return self.group_size == GROUP_SIZE and not self.zero_points
+
+    def __str__(self) -> str:
+        return f"{self.dtype}, group size {self.group_size}{', zero points' if self.zero_points else ''}"
+
+
 def run(
-    torch: Any, shapes, ms, dtype: str, copy_rate: float, every_entry: bool, report: Callable[[str], None]
+    torch: Any, shapes, ms, kind: Kind, copy_rate: float, every_entry: bool, report: Callable[[str], None]
 ) -> Iterator[Cell]:
     """Time every (K, N) in `shapes` for every M in `ms`.
 
     Parameters
     ----------
-    dtype : of the activations
+    kind : of the weights; other than the common one is timed without peers
     copy_rate : GB/s, what the floor of a time is made from
     every_entry : time each entry of the pack that can run the problem, not the chosen one alone
     report : gets a line for a peer that is left out
     """
     missing: set[str] = set()
     for K, N in shapes:
-        weights = make_weights(torch, N, K, dtype)
-        cells = [_own(torch, weights, M, dtype, copy_rate, every_entry) for M in ms]
+        weights = make_weights(torch, N, K, kind)
+        cells = [_own(torch, weights, M, copy_rate, every_entry) for M in ms]
         count = len(weights)
         del weights
-        for peer in peers():
+        for peer in peers() if kind.is_common else ():
             if peer.name not in missing:
-                _add_peer(torch, peer, cells, count, dtype, report, missing)
+                _add_peer(torch, peer, cells, count, kind.dtype, report, missing)
         yield from cells
 
 
-def make_weights(torch: Any, N: int, K: int, dtype: str) -> list[PackedWeight]:
+def make_weights(torch: Any, N: int, K: int, kind: Kind) -> list[PackedWeight]:
     """Random weights, enough of them to leave the L2 between two turns."""
     words = -(-K // 8)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     copies = max(4, min(MOST_COPIES, -(-L2_MULTIPLE * l2_bytes // (4 * N * words))))
-    type_ = getattr(torch, dtype)
+    type_ = getattr(torch, kind.dtype)
+    groups = (N, -(-K // kind.group_size))
     weights = []
     for _ in range(copies):
         qweight = torch.randint(-(2**31), 2**31, (N, words), device="cuda", dtype=torch.int64).int()
         qweight = pad_rows(qweight)[:, :words] if words % ROW_WORDS else qweight
-        scales = (torch.rand(N, -(-K // GROUP_SIZE), device="cuda") / 50).to(type_)
-        weights.append(PackedWeight(K, N, GROUP_SIZE, dtype, qweight, scales))
+        scales = (torch.rand(groups, device="cuda") / 50).to(type_)
+        zero_points = (15 * torch.rand(groups, device="cuda")).to(type_) if kind.zero_points else None
+        weights.append(PackedWeight(K, N, kind.group_size, kind.dtype, qweight, scales, zero_points))
     return weights
 
 
-def _own(torch: Any, weights, M: int, dtype: str, copy_rate: float, every_entry: bool) -> Cell:
+def _own(torch: Any, weights, M: int, copy_rate: float, every_entry: bool) -> Cell:
     prepared = [prepare(weight) for weight in weights]
     one = prepared[0]
-    x = torch.randn(M, one.K, device="cuda").to(getattr(torch, dtype))
+    x = torch.randn(M, one.K, device="cuda").to(getattr(torch, one.dtype))
     out = torch.empty(M, one.N, device="cuda", dtype=x.dtype)
     chosen = _choice(one, M, one.loader.pack.manifest)
     us = _time_choice(torch, prepared, chosen, x, out)
+    apart_us = _time_choice(torch, prepared, _apart(chosen), x, out) if chosen.kernel.entry.early_start else us
     moved = weights[0].nbytes + 2 * M * (one.K + one.N)
     gbps = moved / us / 1000
     cell = Cell(
-        K=one.K, N=one.N, M=M, dtype=dtype, us=us, entry=chosen.kernel.entry.name,
+        K=one.K, N=one.N, M=M, dtype=one.dtype, us=us, apart_us=apart_us, entry=chosen.kernel.entry.name,
         floor_us=moved / copy_rate / 1000, gbps=gbps, percent_of_copy=100 * gbps / copy_rate,
     )  # fmt: skip
     tiles = _choice(one, M, _tiles_only(one.loader.pack.manifest))
@@ -177,6 +199,13 @@ def _choice(one: PreparedWeight, M: int, manifest: Manifest) -> Choice:
     selection = select(one.problem(M, 16), one.loader.facts, manifest)
     kernel = one.loader.kernel(selection.entry)
     return Choice(kernel, selection.grid, selection.dynamic_shared_bytes, selection.origin)
+
+
+def _apart(choice: Choice) -> Choice:
+    """The same launch, which waits for the one ahead to end."""
+    kernel = choice.kernel
+    function = kernel.function._replace(early_start=False)
+    return Choice(LoadedKernel(kernel.entry, function), choice.grid, choice.shared_bytes, choice.origin)
 
 
 def _tiles_only(manifest: Manifest) -> Manifest:

@@ -16,7 +16,7 @@ from sample_pack import dump, manifest
 
 
 def cell(M, us, **peers_us):
-    return Cell(4096, 6144, M, "float16", us, "entry", 3.0, 4000.0, 93.0, peers_us)
+    return Cell(4096, 6144, M, "float16", us, us + 1, "entry", 3.0, 4000.0, 93.0, peers_us)
 
 
 def test_the_summary_is_a_geometric_mean_over_the_best_peer():
@@ -31,14 +31,14 @@ def test_the_summary_is_a_geometric_mean_over_the_best_peer():
 def test_a_line_has_time_rate_and_the_ratio_to_each_peer():
     text = bench.line(cell(4, 6.0, Humming=9.0))
     assert text.startswith("4096x6144 M=4")
-    for part in ("6.00 us", "4000 GB/s", "93 % of copy", "2.00 of floor", "Humming 1.50x"):
+    for part in ("6.00 us", "apart 7.00 us", "4000 GB/s", "93 % of copy", "2.00 of floor", "Humming 1.50x"):
         assert part in text
 
 
 def test_the_plot_has_both_forms_and_the_same_bytes_again(tmp_path):
     pytest.importorskip("matplotlib")
     cells = [cell(1, 4.0, a=8.0), cell(8, 5.0, a=9.0)]
-    facts = {"group_size": 128, "device": "a GPU"}
+    facts = {"weights": "float16, group size 128", "device": "a GPU"}
     bench._plot(cells, facts, tmp_path)
     first = (tmp_path / "bench.svg").read_bytes()
     assert (tmp_path / "bench.png").stat().st_size > 1000

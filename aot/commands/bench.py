@@ -26,6 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=_shape, action="append", help="KxN, may be repeated (default: real layers)")
     parser.add_argument("--m", type=_numbers, help="comma separated (default 1,2,4,8,16,32,64)")
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
+    parser.add_argument("--group-size", type=int, default=128, help="default 128, which the peers have too")
+    parser.add_argument("--zero-points", action="store_true", help="weights with zero points; the peers have none")
     parser.add_argument("--every-entry", action="store_true", help="time each entry that can, for choosing rules")
     parser.add_argument("--out", type=Path, help="folder for bench.json, bench.svg and bench.png")
     parser.add_argument("--cold", action="store_true", help="time the first result in fresh processes instead")
@@ -45,13 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     shapes = arguments.shape or benchmark.SHAPES
     ms = arguments.m or benchmark.MS
-    facts = benchmark.conditions(torch)
+    kind = benchmark.Kind(arguments.dtype, arguments.group_size, arguments.zero_points)
+    facts = {**benchmark.conditions(torch), "weights": str(kind)}
     if not arguments.json:
         print(", ".join(f"{name} {value}" for name, value in facts.items()))
         print("us per launch: median of graph replays, weights rotated past the L2; x: a peer's time over ours")
+        print("apart: each launch waits for the one ahead to end; else a kernel that can starts early")
     cells = []
     rate = facts["copy_gbps"]
-    for cell in benchmark.run(torch, shapes, ms, arguments.dtype, rate, arguments.every_entry, progress):
+    for cell in benchmark.run(torch, shapes, ms, kind, rate, arguments.every_entry, progress):
         cells.append(cell)
         if not arguments.json:
             print(line(cell), flush=True)
@@ -108,7 +112,7 @@ def line(cell: Cell) -> str:
     return (
         f"{cell.K}x{cell.N} M={cell.M:<3} {cell.us:8.2f} us {cell.gbps:7.0f} GB/s"
         f" {cell.percent_of_copy:4.0f} % of copy  {cell.us / cell.floor_us:.2f} of floor"
-        f" | {peers} | {cell.entry}"
+        f"  apart {cell.apart_us:.2f} us | {peers} | {cell.entry}"
     )
 
 
@@ -144,6 +148,8 @@ def _plot(cells: list[Cell], facts: dict[str, Any], folder: Path) -> None:
     for panel, (K, N) in zip(axes.flat, shapes, strict=False):
         own = [cell for cell in cells if (cell.K, cell.N) == (K, N)]
         panel.plot([c.M for c in own], [c.us for c in own], "o-", color="black", label="Gristmill", zorder=3)
+        if any(c.apart_us != c.us for c in own):
+            panel.plot([c.M for c in own], [c.apart_us for c in own], "--", color="black", label="without early start")
         panel.plot([c.M for c in own], [c.floor_us for c in own], ":", color="gray", label="floor (copy rate)")
         for index, name in enumerate(names):
             points = [(c.M, c.peers_us[name]) for c in own if name in c.peers_us]
@@ -154,7 +160,7 @@ def _plot(cells: list[Cell], facts: dict[str, Any], folder: Path) -> None:
     for panel in list(axes.flat)[len(shapes) :]:
         panel.set_visible(False)
     axes.flat[0].legend(fontsize="small")
-    figure.suptitle(f"W4A16, {cells[0].dtype}, group size {facts['group_size']}, {facts['device']}")
+    figure.suptitle(f"W4A16, {facts['weights']}, {facts['device']}")
     figure.tight_layout()
     for suffix in ("svg", "png"):
         figure.savefig(folder / f"bench.{suffix}", metadata={"Date": None} if suffix == "svg" else None)
