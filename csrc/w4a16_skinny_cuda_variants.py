@@ -72,8 +72,8 @@ class Shape:
             # A block takes a KiB beside its own, and so does the limit of one block.
             fitting = f"(lds_bytes + 1024) // ({self.shared_bytes(span, zero_points)} + 1024)"
             blocks += f" * min({self.blocks}, {fitting})"
-        # Clusters of four lie within a GPC, whose multiprocessors are no multiple of four: 120 of 132 can be used.
-        clusters = {1: blocks, 2: f"{blocks} // 2", 4: f"{blocks} * 15 // 64"}[self.cluster]
+        # A cluster lies within a GPC, whose multiprocessors are no multiple of four: of 132, 120 can be used.
+        clusters = {1: blocks, 2: f"{blocks} // 2"}.get(self.cluster, f"{blocks} * 15 // {16 * self.cluster}")
         factor = f"{self.cluster} * " if self.cluster > 1 else ""
         return f"{factor}min(ceil_div(N, {self.rows}), {clusters})", f"ceil_div(M, {self.tokens})", "1"
 
@@ -176,6 +176,7 @@ SMALL = Shape(8, 2, 1, 4, depth=4, blocks=2)
 M16_WIDE = Shape(16, 2, 4, 2, depth=4)
 M16_PAIR = Shape(16, 1, 4, 4, depth=4, cluster=2)
 M16_FOUR = Shape(16, 2, 4, 2, depth=4, cluster=4)
+M16_EIGHT = Shape(16, 2, 4, 2, depth=4, cluster=8)
 
 # The fastest of 27 shapes, or within 6 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
 # H200, float16, group size 128, graph replay, weights rotated past L2, medians).
@@ -188,7 +189,8 @@ _CHOICES = {
         Choice("M <= 8", (SIXTEEN_WARPS, PAIR, FOUR)),
         Choice("M <= 16 and N >= 140 * multiprocessor_count", (M16_WIDE, M16_FOUR)),
         Choice("M <= 16 and K >= 3072 and K < 8192", (M16_PAIR, M16_FOUR)),
-        Choice("M <= 16", (M16_FOUR,)),
+        Choice("M <= 16 and K >= 12288 and N > 3072", (M16_EIGHT,)),
+        Choice("M <= 16", (M16_FOUR, M16_EIGHT)),
     ),
     "sm80": (Choice("M <= 8", (EIGHT_WARPS, SMALL), PREDICTED),),
 }

@@ -123,6 +123,11 @@ __device__ __forceinline__ void multiply_chunk(
     const u32 row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
     const u32 span = 32 * quad / SPAN;
     const u32 group = w.group(chunk * CHUNK + span * SPAN);
+    u32 words[TILES][2][4];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) load_shared(words[t][h], slot + (16 * t + 8 * h + row) * LINE + 16 * quad);
 #pragma unroll
     for (int first = 0; first < 4; first += PASS) {
         u32 a[TILES][2 * PASS][4];
@@ -139,15 +144,13 @@ __device__ __forceinline__ void multiply_chunk(
                 const unsigned char *zeros = scales + SCALES_BYTES;
                 const u32 minus_zero = negate2(twice(*reinterpret_cast<const u16 *>(zeros + 2 * ((parity >> 1 ^ group) & 1))));
 #endif
-                u32 words[PASS];
-                load_shared<PASS>(words, slot + r * LINE + 16 * quad + 4 * first);
 #pragma unroll
                 for (int j = 0; j < PASS; ++j) {
                     u32 pair[4];
 #if ZEROS
-                    unpack(words[j], minus_zero, pair);
+                    unpack(words[t][h][first + j], minus_zero, pair);
 #else
-                    unpack(words[j], pair);
+                    unpack(words[t][h][first + j], pair);
 #endif
 #pragma unroll
                     for (int p = 0; p < 4; ++p)
