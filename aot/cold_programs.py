@@ -117,9 +117,9 @@ def preload_model(folder: str) -> None:
         scales = DeviceArray.empty("cuda:0", (N, -(-K // 128)), "float16")
         weights.append(PackedWeight(K, N, 128, "float16", qweight, scales))
     clock = Clock()
-    loaded = {name for weight in weights for name in preload(weight)}
+    report = preload(weights)
     clock.lap("manifest and modules")
-    _print(clock, weights=len(weights), kernels=len(loaded))
+    _print(clock, weights=len(weights), kernels=len(report.entries))
 
 
 def _torch_with_cuda():

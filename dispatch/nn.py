@@ -26,7 +26,8 @@ class W4A16Linear(torch.nn.Module):
     Notes
     -----
     `.to(device)` loads every kernel that the layer can hit on that device. `.half()` and `.bfloat16()` convert scales,
-    zero points and bias as they convert the parameters of other layers.
+    zero points and bias as they convert the parameters of other layers. torch.autocast casts the input as for
+    `nn.Linear`, never the weight: autocast to another dtype is refused with the fix.
     """
 
     def __init__(self, weight: PackedWeight) -> None:

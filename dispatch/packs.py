@@ -41,13 +41,9 @@ class Pack(NamedTuple):
             raise ManifestError(f"{path}: {error.strerror}") from None
         return Pack(folder, Manifest.parse(data, origin=str(path)))
 
-    def object_path(self, entry: Entry) -> Path:
-        """The file of the entry's code object."""
-        return self.folder / "objects" / f"{entry.object}.{self.manifest.kind}"
-
     def object_bytes(self, entry: Entry) -> int:
         """Size of the entry's code object; DamagedPackError when it is not there."""
-        path = self.object_path(entry)
+        path = self.folder / "objects" / f"{entry.object}.{self.manifest.kind}"
         try:
             return path.lstat().st_size
         except OSError as error:
@@ -55,9 +51,10 @@ class Pack(NamedTuple):
 
     def read_object(self, entry: Entry) -> bytes:
         """The bytes of the entry's code object; DamagedPackError unless their sha256 is the manifest's."""
-        path = self.object_path(entry)
+        name = f"{entry.object}.{self.manifest.kind}"
+        path = self.folder / "objects" / name
         try:
-            code = _read(self.folder, ("objects", f"{entry.object}.{self.manifest.kind}"), MAX_OBJECT_BYTES)
+            code = _read(self.folder, ("objects", name), MAX_OBJECT_BYTES)
         except OSError as error:
             raise self._damaged(f"{path}: {error.strerror}") from None
         digest = hashlib.sha256(code).hexdigest()

@@ -59,11 +59,14 @@ def preload(
     how much memory is left for a KV cache. `unload` gives it all back.
     """
     start = time.perf_counter()
-    wanted: dict[tuple[Device, str], Kernel] = {}
-    for weight in [weights] if isinstance(weights, PackedWeight) else weights:
-        prepared = prepare(weight)
-        for entry in _entries_for(prepared, M):
-            wanted[prepared.device, entry.name] = prepared.loader, entry
+    prepared_weights = map(prepare, [weights] if isinstance(weights, PackedWeight) else weights)
+    # Layers of one class can hit the same entries, so each class is asked once.
+    classes = {(weight.device, weight.problem(1, MAX_ALIGNMENT)): weight for weight in prepared_weights}
+    wanted = {
+        (weight.device, entry.name): (weight.loader, entry)
+        for weight in classes.values()
+        for entry in _entries_for(weight, M)
+    }
     missing = [(loader, entry) for loader, entry in wanted.values() if not loader.is_loaded(entry)]
     code_bytes = _code_bytes(missing)
     if limit_bytes is not None and code_bytes > limit_bytes:

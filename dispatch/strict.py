@@ -14,10 +14,10 @@ StrictModeError is raised before any of this happens:
 something that Gristmill has called; but what torch does while it is imported is torch's own affair, whoever asks for it
 first. What your own code does is left alone; `enable(whole_process=True)`, or GRISTMILL_STRICT=process, watches all.
 
-It is an audit hook (`sys.addaudithook`), so it sees what Python code does, not what C code does behind Python's back:
-a driver library that opens its device files is not seen. A hook can never be taken out again; it is put in at the
-first `enable()`, so that a process which never asks pays nothing. One that has asked pays for a look into a table at
-each audit event; a call of a kernel that is loaded raises one, for Python's `id`.
+A finder on `sys.meta_path` sees imports, an audit hook (`sys.addaudithook`) all else that Python code does. Neither
+sees what C code does behind Python's back: a driver library that opens its device files, say. An audit hook can never
+be taken out again; it is put in at the first `enable()`, so that a process which never asks pays nothing. One that has
+asked pays for a look into a table at each audit event; a call of a loaded kernel raises one, for Python's `id`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ FORBIDDEN_IMPORTS = ("triton", "gristmill.aot", "gristmill.kernels", "gristmill.
 
 # Audit events of the Python documentation, with what they stand for.
 _EVENTS = {
-    "import": "",  # which module decides
     "open": "",  # the flags decide
     **dict.fromkeys(
         (
@@ -89,6 +88,7 @@ def enable(*, whole_process: bool = False) -> None:
     if not _on:
         _bytecode_off_before = sys.dont_write_bytecode
         sys.dont_write_bytecode = True
+        sys.meta_path.insert(0, _finder)
     _whole_process = whole_process
     _on = True
 
@@ -98,6 +98,7 @@ def disable() -> None:
     global _on
     if _on:
         sys.dont_write_bytecode = _bytecode_off_before
+        sys.meta_path.remove(_finder)
     _on = False
 
 
@@ -126,14 +127,29 @@ def enable_as_asked() -> None:
         enable(whole_process=scope == "process")
 
 
+class _Finder:
+    """Finds no module, and refuses to look for some. The audit event "import" would miss `importlib.import_module`."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if any(name == root or name.startswith(root + ".") for root in FORBIDDEN_IMPORTS):
+            _refuse(f"the import of {name}", sys._getframe(1))
+
+
+_finder: Any = _Finder()
+
+
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in _EVENTS or not _on:
         return
-    what = _forbidden(event, arguments)
-    if what is None:
-        return
-    frame: FrameType | None = sys._getframe(1)
-    culprit = _runtime_frame(frame) or (frame if _whole_process else None)
+    if event != "open":
+        _refuse(f"{_EVENTS[event]} ({' '.join([event, *map(repr, arguments[:1])])})", sys._getframe(1))
+    elif arguments[2] & _WRITE_FLAGS:
+        _refuse(f"opening {arguments[0]!r} for writing", sys._getframe(1))
+
+
+def _refuse(what: str, frame: FrameType) -> None:
+    """StrictModeError if `frame`, where `what` was asked for, is of the code that is watched."""
+    culprit = _runtime_frame(frame) or (_outside_importlib(frame) if _whole_process else None)
     if culprit is None:
         return
     where = f"{culprit.f_globals.get('__name__')}:{culprit.f_lineno}"
@@ -142,16 +158,10 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     raise StrictModeError(message)
 
 
-def _forbidden(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """The words for what strict mode forbids; None for an import or a file that it does not."""
-    if event == "import":
-        name = arguments[0]
-        found = any(name == root or name.startswith(root + ".") for root in FORBIDDEN_IMPORTS)
-        return f"the import of {name}" if found else None
-    if event == "open":
-        path, _, flags = arguments
-        return f"opening {path!r} for writing" if flags & _WRITE_FLAGS else None
-    return f"{_EVENTS[event]} ({' '.join([event, *map(repr, arguments[:1])])})"
+def _outside_importlib(frame: FrameType) -> FrameType:
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("importlib."):
+        frame = frame.f_back
+    return frame
 
 
 def _runtime_frame(frame: FrameType | None) -> FrameType | None:

@@ -362,8 +362,8 @@ def test_inference_mode(device):
     layer = gristmill.nn.W4A16Linear(host_weight()).to(device)
     with torch.inference_mode():
         x = rows(5, K, device=device).clone()
-        assert layer(x).is_inference()
-    assert not layer(x).is_inference()
+        assert all(layer(x).is_inference() for _ in range(3))  # the first in Python, the others in C
+    assert not any(layer(x).is_inference() for _ in range(3))
 
 
 def test_fork_after_use_is_refused(device, unloaded):
@@ -395,7 +395,8 @@ name = "hip:0" if torch.version.hip else "cuda:0"
 if name == "cuda:0":
     in_fork(lambda: gristmill.to_device(host, name))  # torch alone has used CUDA
 weight = gristmill.to_torch(host, "cuda")
-expected = gristmill.linear(x, weight)
+for _ in range(3):  # the first in Python, the others in C
+    expected = gristmill.linear(x, weight)
 torch.cuda.synchronize()
 in_fork(lambda: gristmill.linear(x, weight))
 in_fork(lambda: gristmill.to_device(host, name))
