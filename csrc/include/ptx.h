@@ -22,6 +22,7 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
     return d;
 }
 __device__ __forceinline__ u32 add2(u32 a, u32 b) { return fma2(a, 0x3F803F80, b); }
+__device__ __forceinline__ u32 mul2(u32 a, u32 b) { return fma2(a, b, 0x80008000); }
 
 __device__ __forceinline__ float to_float(u32 a) { return __uint_as_float(a << 16); }
 __device__ __forceinline__ u16 from_float(float a) {
@@ -39,6 +40,11 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
 __device__ __forceinline__ u32 add2(u32 a, u32 b) {
     u32 d;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 mul2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
@@ -104,6 +110,14 @@ __device__ __forceinline__ void load_half(u32 &d, const u16 *p, bool wanted) {
         : "l"(p), "r"(u32(wanted)));
 }
 
+// Copy from global to shared memory in the background; the bytes from `count` on become zeros.
+__device__ __forceinline__ void copy_async_16(u32 to, const void *from, int count) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+}
+__device__ __forceinline__ void copy_async_4(u32 to, u64 from, int count) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+}
+__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Copy 16 bytes from global to shared memory in the background, or zeros if not `inside`.
 __device__ __forceinline__ void copy_16_bytes_async(u32 to, const u16 *from, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0)
@@ -111,6 +125,23 @@ __device__ __forceinline__ void copy_16_bytes_async(u32 to, const u16 *from, boo
 }
 
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// Load 16 bytes that a kernel before this one may have written, or zeros if not `inside`.
+__device__ __forceinline__ uint4 load_16_bytes(const void *p, bool inside) {
+    uint4 v = {};
+    if (inside) asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
+#if __CUDA_ARCH__ >= 900
+// A kernel that is launched early waits here until the one before it has ended and its stores are seen.
+__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#endif
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return u32(__cvta_generic_to_shared(p)); }
 
