@@ -7,11 +7,12 @@
 //   + 256 * TOKENS * min(X_SLOTS, 2 * ceil(ceil(K / 256) / CLUSTER))                    activations
 //   + 256 * TOKENS * WG_N * WG_K                                                        sums
 //   + 4 * WG_N * WG_K * DEPTH * (2048 + 16384 / SPAN * (1 + ZEROS))                     weights and scales
-// Needs K % 32 == 0, 16-byte aligned x and Q, and groups of a multiple of SPAN, or one group.
+// Needs K % 32 == 0 and K < 2^20, 16-byte aligned x and Q, and groups of a multiple of SPAN, or one group.
 //
 // Weights are operand A of wgmma, 64 output features by 16 k, and come from registers; tokens are operand B and come from
-// shared memory. The order of k inside a sum is free as long as both operands agree. So a lane takes 32 neighbours in k of
-// a row, one 16-byte load, as in the kernel for few tokens, and x is stored in the order that this gives. Weights are
+// shared memory. The order of k inside a sum is free as long as both operands agree. So a lane takes 16 neighbours in k of
+// a row, two words of k8x, and x is stored in the order that this gives. (32, one load, would be the most; but then the
+// loads of x that feed four lanes would touch twice as many lines, and they bound the start.) Weights are
 // multiplied by their scale in the dtype of x, rounding once more, so that the sums stay in the tensor core's registers
 // over all of K: a product passes two roundings, three with zero points.
 //
@@ -23,19 +24,20 @@
 //   adding up    4 warps; the sums of all warpgroups of the cluster come to them through asynchronous stores that count
 //                themselves at a barrier, are added in a fixed order and rounded once, while the next tile is multiplied
 //
-// What binds, for 1024 weights (64 rows of 16 k), H200 at 1.8 GHz, in cycles of one multiprocessor of 132:
+// What should bind, for 1024 weights (64 rows of 16 k), H200 at 1.8 GHz, in cycles of one multiprocessor of 132:
 //   memory   528 bytes with a scale per 128 at 4.3 TB/s: 29
-//   issue    13 instructions a warp unpack (4 LOP3, 4 HADD2 or HFMA2, 4 HMUL2, 1 shift; a LOP3 or shift takes two cycles),
-//            about 20 with all others: 20
+//   issue    29 instructions a warp as disassembled, 13 of them to unpack (4 LOP3, 4 HADD2 or HFMA2, 4 HMUL2, 1 shift)
 //   wgmma    TOKENS / 2 at the full rate: 8, 16, 32; at 64 tokens operand B alone takes 16 of shared memory
-// So memory binds up to 32 tokens if the three overlap, and at 64 tokens memory and tensor core bind alike.
+// What was measured, before x was loaded in whole sectors: 4096 x 28672 took 28, 37 and 57 us at 16, 32 and 64 tokens,
+// that is 58, 76 and about 107 cycles, whatever the number of warpgroups. What they wait for is not known yet.
 #include "k8x_mma.h"
 #include "wgmma.h"
 
-constexpr int CHUNK = 128;                     // k that 16 rows of a warp hold in registers: four lanes of 32
+constexpr int CHUNK = 128;                     // k that 16 rows of a warp hold in registers: twice four lanes of 16
 constexpr int CHUNKS = 2;                      // in a unit, so that copies are whole lines of 128 bytes
 constexpr int UNIT = CHUNK * CHUNKS;
 constexpr int SPANS = UNIT / SPAN;             // a span lies in one group
+constexpr int SCALES = SPAN < CHUNK ? 2 : 1;   // of a row that a lane needs for a chunk
 constexpr int WARPGROUPS = WG_N * WG_K;
 constexpr int MULTIPLIERS = 4 * WARPGROUPS;    // warps
 constexpr int STAGERS = 4, ADDERS = 4;
@@ -54,8 +56,8 @@ constexpr int SCALE_COPIES = (SLOT_BYTES - SCALES_AT) / 128;  // per lane
 constexpr int LINE_LANES = LINE / 16;
 constexpr int COPY_ROWS = 32 / LINE_LANES;     // rows per copy of a warp
 
-// A chunk of x: [8 steps][2 halves of k][TOKENS / 8][8 tokens][4 quads][2 neighbours in k]. Step 2j + h takes
-// k = 32 * quad + 8j + 4h and the one after it in half 0, the two after those in half 1, which is what unpack() yields.
+// A chunk of x: [8 steps][2 halves of k][TOKENS / 8][8 tokens][4 quads][2 neighbours in k]. Step 4i + 2w + e takes
+// k = 64i + 16 * quad + 8w + 4e and the one after it in half 0, the two after those in half 1: what unpack() yields.
 constexpr int X_BYTES = 2 * CHUNK * TOKENS;
 constexpr int HALF_BYTES = 16 * TOKENS, STEP_BYTES = 2 * HALF_BYTES;
 constexpr int SUM_BYTES = 4 * SOURCES * OWN_ROWS * TOKENS;
@@ -77,13 +79,21 @@ static_assert(X_SLOTS >= CHUNKS * (2 * WG_K - 1));
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 
-// A row's pieces of 16 bytes lie at their number XOR this, so that eight lanes, two rows of four quads, meet no bank twice.
-__device__ __forceinline__ u32 swizzle(u32 row) { return (row & 1) << 2 | (row & 2) | (row >> 2 & 1); }
+// A row's pieces of 16 bytes lie at their number XOR this, so that 16 lanes, four rows of four quads with 8 bytes each,
+// meet no bank twice.
+__device__ __forceinline__ u32 swizzle(u32 row) { return (row & 3) << 1; }
 
 // A row's pairs of sums lie at their number XOR this: neither storing (4 rows of 4 pairs at a time) nor loading (one pair
 // of 16 rows) then meets a bank twice.
 __device__ __forceinline__ u32 sum_swizzle(u32 row) {
     return TOKENS == 16 ? (row & 2) << 1 | (row >> 2 & 3) : (row & 3) << 2 | (row >> 2 & 3);
+}
+
+// The same value, which the compiler cannot know: what follows from it is computed here, not kept in registers through
+// the loop around it.
+__device__ __forceinline__ u32 opaque(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
 }
 
 struct Problem {
@@ -222,20 +232,26 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
             __syncwarp();
 #pragma unroll
             for (int part = 0; part < CHUNKS; ++part) {
-                const int group = group_of(p, unit * UNIT + part * CHUNK + 32 * quad);
-                const int span = (part * CHUNK + 32 * quad) / SPAN;
-                u32 word[2][4], scale[2];
+                u32 word[2][4], scale[SCALES][2];
 #if ZEROS
-                u32 minus_zero[2];
+                u32 minus_zero[SCALES][2];
 #endif
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    load_shared_words(word[h], read_at + (8 * h + row) * LINE + ((4 * part + quad) ^ swizzle(row)) * 16);
-                    const u32 scale_at = read_at + 4 * (span * WARP_ROWS + 8 * h + row);
-                    scale[h] = load_scale(scale_at + SCALES_AT, half[h] ^ group);
+                    const u32 line = read_at + (8 * h + row) * LINE + quad % 2 * 8;
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        load_shared_pair(word[h] + 2 * i, line + ((4 * part + 2 * i + quad / 2) ^ swizzle(row)) * 16);
+#pragma unroll
+                    for (int i = 0; i < SCALES; ++i) {
+                        const int k = part * CHUNK + 64 * i + 16 * quad;  // in the unit
+                        const u32 odd = half[h] ^ group_of(p, unit * UNIT + k);
+                        const u32 scale_at = read_at + 4 * (k / SPAN * WARP_ROWS + 8 * h + row);
+                        scale[i][h] = load_scale(scale_at + SCALES_AT, odd);
 #if ZEROS
-                    minus_zero[h] = negate2(load_scale(scale_at + ZEROS_AT, half[h] ^ u32(p.zeros_from_scales) ^ group));
+                        minus_zero[i][h] = negate2(load_scale(scale_at + ZEROS_AT, odd ^ u32(p.zeros_from_scales)));
 #endif
+                    }
                 }
                 if (part == CHUNKS - 1) {
                     __syncwarp();
@@ -245,6 +261,7 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
                 barrier_wait(at.filled + 8 * slot, phase);
 #pragma unroll
                 for (int first = 0; first < 4; first += 2) {
+                    const int span = SCALES == 2 ? first / 2 : 0;
                     u32 a[4][4];
 #pragma unroll
                     for (int j = 0; j < 2; ++j)
@@ -252,12 +269,12 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
                         for (int h = 0; h < 2; ++h) {
                             u32 pair[4];
 #if ZEROS
-                            unpack(word[h][first + j], minus_zero[h], pair);
+                            unpack(word[h][first + j], minus_zero[span][h], pair);
 #else
                             unpack(word[h][first + j], pair);
 #endif
 #pragma unroll
-                            for (int i = 0; i < 4; ++i) a[2 * j + i / 2][i % 2 * 2 + h] = mul2(pair[i], scale[h]);
+                            for (int i = 0; i < 4; ++i) a[2 * j + i / 2][i % 2 * 2 + h] = mul2(pair[i], scale[span][h]);
                         }
                     wgmma_fence();
 #pragma unroll
@@ -285,33 +302,32 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int own = (tile_row + 8 * h + row) % OWN_ROWS;
-            u32 to = at.sums + ((rank * WG_K + group_k) * OWN_ROWS + own) * (4 * TOKENS);
-#if CLUSTER > 1
+            const u32 to = at.sums + ((rank * WG_K + group_k) * OWN_ROWS + own) * (4 * TOKENS);
             const int to_rank = (tile_row + 8 * h) / OWN_ROWS;
-            const u32 barrier = map_to_rank(at.sums_filled, to_rank);
-            to = map_to_rank(to, to_rank);
-#endif
+            const u32 twist = opaque(sum_swizzle(own));
+            auto place = [=](int c) { return 8 * ((4 * c + quad) ^ twist); };
+            if (to_rank == rank) {
 #pragma unroll
-            for (int c = 0; c < TOKENS / 8; ++c) {
-                const u32 place = to + 8 * ((4 * c + quad) ^ sum_swizzle(own));
-                const float *pair = sums + 4 * c + 2 * h;
-#if CLUSTER > 1
-                store_floats_async(place, pair[0], pair[1], barrier);
-#else
-                store_floats(place, pair[0], pair[1]);
-#endif
+                for (int c = 0; c < TOKENS / 8; ++c) store_floats(to + place(c), sums[4 * c + 2 * h], sums[4 * c + 2 * h + 1]);
             }
+#if CLUSTER > 1
+            else {
+                const u32 remote = map_to_rank(to, to_rank), barrier = map_to_rank(at.sums_filled, to_rank);
+#pragma unroll
+                for (int c = 0; c < TOKENS / 8; ++c)
+                    store_floats_async(remote + place(c), sums[4 * c + 2 * h], sums[4 * c + 2 * h + 1], barrier);
+            }
+#endif
         }
-#if CLUSTER == 1
         __syncwarp();
         if (lane == 0) barrier_arrive(at.sums_filled);
-#endif
     }
     if (turn == 0) wait_for_cluster();
 }
 
 // x through registers: the copy unit takes 4 cycles for each 16 bytes that go to a place of their own. Lane (token, quad)
-// loads 8 neighbours in k and stores each pair of them with the same pair of the other lanes.
+// loads 8 neighbours in k and stores each pair of them with the same pair of the other lanes; the next 8 of the same
+// sectors follow at once.
 __device__ __forceinline__ void stage_x(
     const Work &work, const Places &at, const u16 *x, long long x_row_stride, int tokens, int K, int stager) {
     arrive_at_cluster();
@@ -319,23 +335,24 @@ __device__ __forceinline__ void stage_x(
     wait_for_previous_kernel();
     let_next_kernel_start();
 
-    constexpr int PIECES = TOKENS / 2 / STAGERS;  // of a chunk, for each warp: 8 tokens by 4 quads of 8 k
+    constexpr int PIECES = TOKENS / 2 / STAGERS;  // of a chunk, for each warp: 8 tokens by 4 quads, 8 k each
     constexpr int BATCH = PIECES < X_LOADS ? X_LOADS / PIECES : 1;  // chunks
     const int lane = lane_id(), row = lane / 4, quad = lane % 4;
     const int tile_count = max((work.tiles - work.first_tile + work.tile_stride - 1) / work.tile_stride, 0);
     const int chunks = (work.resident ? min(tile_count, 1) : tile_count) * work.chunks;
     const u16 *from = x + row * x_row_stride;
-    const int k_begin = work.slice_begin * UNIT + 32 * quad;
+    const int k_begin = work.slice_begin * UNIT + 16 * quad;
     const u32 place = at.x + lane / 8 * HALF_BYTES + lane % 8 * 16;
 
     int load_chunk = 0, loads_left = chunks;
     auto load = [&](uint4 v[BATCH][PIECES]) {
+        const int first_piece = opaque(stager) * PIECES;
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
 #pragma unroll
             for (int i = 0; i < PIECES; ++i) {
-                const int piece = stager * PIECES + i, token = piece / 4 * 8;
-                const int k = k_begin + load_chunk * CHUNK + piece % 4 * 8;
+                const int piece = first_piece + i, token = piece / 4 * 8;
+                const int k = k_begin + load_chunk * CHUNK + piece % 4 / 2 * 64 + piece % 2 * 8;
                 v[b][i] = load_16_bytes(from + token * x_row_stride + k, loads_left > 0 && token + row < tokens && k < K);
             }
             --loads_left;
@@ -389,7 +406,7 @@ __device__ __forceinline__ void add_up(
         u32 own_bias = 0;
         load_half(own_bias, bias + n, bias != nullptr && n < N);
 #if CLUSTER > 1
-        if (thread == 0) barrier_arrive_and_expect(at.sums_filled, SUM_BYTES);
+        if (thread == 0) barrier_arrive_and_expect(at.sums_filled, SUM_BYTES - SUM_BYTES / CLUSTER);
 #endif
         barrier_wait(at.sums_filled, turn & 1);
 #pragma unroll 1
@@ -464,7 +481,7 @@ w4a16_wgmma(
                 barrier_init(at.filled + 8 * i, STAGERS);
                 barrier_init(at.emptied + 8 * i, 4 * WG_N);
             }
-            barrier_init(at.sums_filled, CLUSTER > 1 ? 1 : MULTIPLIERS);
+            barrier_init(at.sums_filled, MULTIPLIERS + (CLUSTER > 1));  // and the bytes of other blocks
             barrier_init(at.sums_emptied, CLUSTER * ADDERS);
             end_of_barrier_init();
         }

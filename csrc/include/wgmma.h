@@ -44,8 +44,8 @@ __device__ __forceinline__ void store_floats(u32 to, float a, float b) {
 __device__ __forceinline__ void load_floats(float v[2], u32 from) {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
 }
-__device__ __forceinline__ void load_shared_words(u32 w[4], u32 from) {
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+__device__ __forceinline__ void load_shared_pair(u32 w[2], u32 from) {
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(from) : "memory");
 }
 __device__ __forceinline__ u32 load_shared_half(u32 from) {
     u16 v;
