@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import sample_pack
+from formula_by_ast import names_in
 from gristmill.checkpoints.affine import AffineWeight, LayerInfo
 from gristmill.checkpoints.gguf import GgufCheckpoint
 from gristmill.errors import (
@@ -131,6 +132,43 @@ def test_any_text_is_a_formula_over_integers_or_a_formula_error(text):
         return
     assert isinstance(value, int)
     assert not formula.names & {"min", "max", "ceil_div"}
+
+
+TOKEN_TEXT = (
+    "M N _a1 0 7 00 08 1_0 2x 1.5 .5 ... + - * ** / // % < <= == != > >= <> = := -> << ! ~ & | ^ @ # ( ) , [ ] { } : ; "
+    ". ' \" \\ \u00e9 \uff2d \u2160 \u0661 f' *M =M min( min(M, ceil_div(M, print( 9223372036854775809 "
+    "9223372036854775808 and or not is in if else for lambda await yield None True __debug__ min max ceil_div"
+)
+TOKENS = st.sampled_from([*TOKEN_TEXT.split(), *"\n\t\f\r\0"])
+
+
+@given(
+    st.one_of(
+        st.tuples(st.sampled_from(["", " "]), st.lists(TOKENS, max_size=12)).map(lambda t: t[0].join(t[1])),
+        st.lists(ALPHABET, max_size=40).map("".join),
+        st.text(max_size=30),
+    )
+)
+@settings(max_examples=2000)
+def test_what_is_no_formula_of_pythons_is_refused(text):
+    """Nothing is taken that the whitelist of syntax-tree nodes refuses, and names are what Python takes for names."""
+    try:
+        formula = Formula(text)
+    except FormulaError:
+        return
+    assert formula.names == names_in(text)
+
+
+@given(st.recursive(LEAVES, compound, max_leaves=8), st.integers(0, 400), TOKENS, st.integers(0, 3))
+@settings(max_examples=500)
+def test_a_formula_that_was_changed_in_one_place_is_read_as_python_reads_it(expression, at, token, cut):
+    at %= len(expression.text) + 1
+    text = expression.text[:at] + token + expression.text[at + cut :]
+    try:
+        formula = Formula(text)
+    except FormulaError:
+        return
+    assert formula.names == names_in(text)
 
 
 @given(
