@@ -15,6 +15,7 @@ from types import CodeType
 from typing import Any
 
 from gristmill.errors import FormulaError
+from gristmill.ranges import larger, smaller
 
 MAX_LENGTH = 400
 MAX_DEPTH = 40  # brackets within brackets, and signs and `not` before one operand; Python's own limit is near 100
@@ -26,7 +27,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {"ceil_div": ceil_div, "min": min, "max": max}
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {"ceil_div": ceil_div, "min": smaller, "max": larger}
 
 _GLOBALS = {"__builtins__": {}, **FUNCTIONS}
 
@@ -59,16 +60,12 @@ class Formula:
         self.names = _names(text)
         self._code: CodeType | None = None
 
-    def __call__(self, values: Mapping[str, int]) -> int:
+    def __call__(self, values: Mapping[str, Any]) -> int:
         """Evaluate with `values`; FormulaError when a name is missing or a divisor is zero."""
-        return self.evaluate(values, _GLOBALS)
-
-    def evaluate(self, values: Mapping[str, Any], functions: dict[str, Any]) -> Any:
-        """Evaluate with values that may be other than integers, and with functions that take those."""
         try:
             if self._code is None:
                 self._code = compile(self.text, "<formula>", "eval", dont_inherit=True)
-            return eval(self._code, functions, values)
+            return eval(self._code, _GLOBALS, values)
         except (NameError, ZeroDivisionError) as error:
             raise FormulaError(f"formula {self.text!r} cannot be evaluated: {error}") from None
 
@@ -80,6 +77,11 @@ class Formula:
 
     def __repr__(self) -> str:
         return f"Formula({self.text!r})"
+
+
+def tokens(text: str) -> list[str]:
+    """The numbers, names, operators and brackets of a formula, in order."""
+    return _TOKEN.findall(text)
 
 
 def _names(text: str) -> frozenset[str]:
@@ -96,7 +98,7 @@ def _names(text: str) -> frozenset[str]:
     after_operand = False
     prefixes = 0  # signs and `not` since the last operand or bracket
     may_negate = True  # whether `not` may stand here
-    for token in _TOKEN.findall(text):
+    for token in tokens(text):
         if after_operand:
             if token in _BETWEEN:
                 after_operand = False

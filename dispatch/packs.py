@@ -43,16 +43,16 @@ class Pack(NamedTuple):
 
     def object_bytes(self, entry: Entry) -> int:
         """Size of the entry's code object; DamagedPackError when it is not there."""
-        path = self.folder / "objects" / f"{entry.object}.{self.manifest.kind}"
+        path = f"{self.folder}/objects/{entry.object}.{self.manifest.kind}"
         try:
-            return path.lstat().st_size
+            return os.lstat(path).st_size
         except OSError as error:
             raise self._damaged(f"{path}: {error.strerror}") from None
 
     def read_object(self, entry: Entry) -> bytes:
         """The bytes of the entry's code object; DamagedPackError unless their sha256 is the manifest's."""
         name = f"{entry.object}.{self.manifest.kind}"
-        path = self.folder / "objects" / name
+        path = f"{self.folder}/objects/{name}"
         try:
             code = _read(self.folder, ("objects", name), MAX_OBJECT_BYTES)
         except OSError as error:
@@ -159,7 +159,9 @@ def _read(folder: Path, names: Sequence[str], most: int) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file")
         if status.st_size > most:
             raise OSError(errno.EFBIG, f"{status.st_size} bytes, more than {most}")
-        with open(handle, "rb", closefd=False) as file:
-            return file.read()
+        data = os.read(handle, status.st_size)
+        while len(data) < status.st_size and (rest := os.read(handle, status.st_size - len(data))):
+            data += rest
+        return data
     finally:
         os.close(handle)
