@@ -9,7 +9,6 @@ from gristmill.arrays import HOST, ArrayView, DeviceArray, numpy_dtype, view
 from gristmill.errors import ArgumentError, DeviceMismatchError, DTypeError, ShapeError, StrideError
 from gristmill.packed_weight import PackedWeight, dequantize
 from gristmill.prepared import Choice, PreparedWeight, device_of_weight, prepare
-from gristmill.reference import linear_float64
 
 
 def _torch_linear(x: Any, weight: PackedWeight, out: Any, stream: Any) -> Any:
@@ -165,6 +164,7 @@ def _extent(array: ArrayView) -> str:
 
 def _linear_on_host(x: Any, x_view: ArrayView, weight: PackedWeight, out: Any) -> Any:
     import numpy as np
+    from gristmill.reference import linear_float64
 
     check_devices(x_view, weight)
     check_x(x_view, weight)

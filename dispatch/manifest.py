@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from gristmill.errors import FormulaError, ManifestError, PackSchemaError, PackTooNewError, PackTooOldError
 from gristmill.formula import Formula
+from gristmill.named_tuple import NamedTuple
 from gristmill.problem import DTYPES, OP_W4A16_GEMM
 
 SCHEMA = 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from gristmill.arrays import Device
 from gristmill.device import DeviceFacts
@@ -13,6 +12,7 @@ from gristmill.formula import Formula, tokens
 from gristmill.launch import INT32_MAX
 from gristmill.loader import Loader, forget_loaders
 from gristmill.manifest import Entry, Manifest, Rule
+from gristmill.named_tuple import NamedTuple
 from gristmill.packed_weight import PackedWeight
 from gristmill.prepared import MAX_ALIGNMENT, PreparedWeight, prepare
 from gristmill.problem import Problem

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gristmill.device import DeviceFacts
 from gristmill.errors import FormulaError, NoKernelError
 from gristmill.formula import Formula
 from gristmill.manifest import Entry, Manifest
+from gristmill.named_tuple import NamedTuple
 from gristmill.problem import Problem
 
 MAX_GRID = (2**31 - 1, 65535, 65535)  # in blocks

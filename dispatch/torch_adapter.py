@@ -8,6 +8,7 @@ CPU key is the float64 reference.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -336,16 +337,39 @@ def _weight_of(
     )
 
 
-def _no_backward(context: Any, grad: Tensor) -> Any:
-    raise NotImplementedError(
-        "gristmill::w4a16_linear is for inference and has no gradient; call it under torch.no_grad()"
-    )
+def _op_autograd(keys: Any, *arguments: Any) -> Tensor:
+    below = keys & torch._C._after_autograd_keyset  # type: ignore[attr-defined]
+    if torch.is_grad_enabled() and any(isinstance(given, Tensor) and given.requires_grad for given in arguments):
+        return _without_gradient().apply(below, *arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _op.redispatch(below, *arguments)
+
+
+@cache
+def _without_gradient() -> Any:
+    """The op as autograd knows it: what needs its gradient gets an error, and when it is asked for."""
+
+    class WithoutGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, below: Any, *arguments: Any) -> Tensor:
+            with torch._C._AutoDispatchBelowAutograd():
+                return _op.redispatch(below, *arguments)
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> Any:
+            raise NotImplementedError(
+                "gristmill::w4a16_linear is for inference and has no gradient; call it under torch.no_grad()"
+            )
+
+    return WithoutGradient
 
 
 _library.impl("w4a16_linear", _op_cuda, "CUDA")
 _library.impl("w4a16_linear", _op_cpu, "CPU")
 for _key in ("AutocastCUDA", "AutocastCPU"):
     _library.impl("w4a16_linear", _op_autocast, _key)
-torch.library.register_fake("gristmill::w4a16_linear", _op_fake, lib=_library)
-torch.library.register_autograd("gristmill::w4a16_linear", _no_backward, lib=_library)
+# What register_fake and register_autograd come to. They also look up from where they were called in the sources of all
+# modules, and make classes: 4 ms that the first result of a process would wait for.
+_library.impl("w4a16_linear", _op_fake, "Meta")
+_library.impl("w4a16_linear", _op_autograd, "Autograd", with_keyset=True)
 _op = torch.ops.gristmill.w4a16_linear.default
