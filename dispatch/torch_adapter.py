@@ -29,7 +29,7 @@ from gristmill.prepared import PreparedWeight, _prepared, prepare
 from gristmill.torch_weights import array_of, tensor_of, to_numpy, to_torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 __all__ = ["linear", "to_torch"]
 
@@ -52,15 +52,18 @@ def linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None, stream: A
     Under torch.autocast x is cast to autocast's dtype, which must be the weight's, as `nn.Linear` casts it; an x that
     has the weight's dtype already, and a call with `out`, are left alone.
     """
+    if not is_dynamo_compiling():  # what else compiles calls with tensors of its own kind, or under a dispatch mode
+        found = _prepared.get(id(weight))
+        if found is not None:
+            fast = found[1].fast
+            if fast:
+                result = fast(x, out, stream if stream is None else stream_handle(stream))
+                if result is not None:
+                    return result
     if is_compiling():
         if out is not None or stream is not None:
             raise ArgumentError("out and stream must be None under torch.compile")
         return _call_op(x, weight)
-    found = _prepared.get(id(weight))
-    if found is not None and found[1].fast:
-        result = found[1].fast(x, out, stream if stream is None else stream_handle(stream))
-        if result is not None:
-            return result
     if out is not None or stream is not None:
         return _linear_into(x, weight, out, stream)
     if (
@@ -72,10 +75,10 @@ def linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None, stream: A
     ):
         _check_devices(x, weight)
         return _call_op(x, weight)
-    return _launch(x, prepare(weight) if found is None else found[1], weight.perm)
+    return _launch(x, prepare(weight), weight.perm)
 
 
-serve_torch(linear)
+serve_torch(linear, Tensor)
 
 
 def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
