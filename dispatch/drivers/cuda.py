@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gristmill.device import DeviceFacts
 from gristmill.drivers import fork_guard
 from gristmill.drivers.holding import released_on_error
 from gristmill.errors import DriverError, ForkedProcessError, GristmillError, NoDeviceError, NoDriverError
+from gristmill.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from gristmill.drivers.protocol import Dim3, LaunchPointers
