@@ -117,6 +117,7 @@ def test_rows_are_consistent(arch):
         for text in (*row.conditions, *row.grid, row.dynamic_shared_bytes):
             Formula(text)
         values = {"M": 1, "N": 4096, "K": 1024, "multiprocessor_count": device.multiprocessor_count}
+        values["lds_bytes"] = device.lds_bytes_per_block
         assert Formula(row.dynamic_shared_bytes)(values) <= device.lds_bytes_per_block, row.name
         assert Formula(row.grid[0])(values) % row.defines["CLUSTER"] == 0
         assert row.defines["CLUSTER"] == 1 or arch == "sm90"
