@@ -3,11 +3,11 @@
 //   S       dtype of x [N, num_groups]                   Z  like S, any real value; without ZEROS it is 8
 // Grid (CLUSTER * min(ceil(N / ROWS), clusters at once), ceil(M / TOKENS)), ROWS = 16 * TILES * WARPS_N;
 // block 32 * WARPS_N * WARPS_K threads; shared memory, dynamic, in bytes:
-//   WARPS_N * WARPS_K * DEPTH * SLOT_BYTES                                             a ring of weights per warp
-//   + 4 * BUFFERS * CLUSTER * WARPS_K * TOKENS * (ROWS / CLUSTER + 4)                  the sums of all warps
-//   + 256 * ceil(ceil(K / 128) / CLUSTER) * (TOKENS == 8 ? min(M, 8) : TOKENS)         the activations of one slice of K
-// Needs K % 32 == 0, so that no 16-byte copy of weights passes the end of a row, 16-byte aligned x and Q, and groups that
-// a span of SPAN k never straddles.
+//   WARPS_N * WARPS_K * DEPTH * SLOT_BYTES                                        a ring of weights per warp
+//   + 4 * BUFFERS * CLUSTER * WARPS_K * TOKENS * (ROWS / CLUSTER + 4)             the sums of all warps
+//   + 256 * ceil(ceil(K / 128) / CLUSTER) * (TOKENS == 8 ? min(M, 8) : TOKENS)    the activations of one slice of K
+// Needs K % 32 == 0, so that no 16-byte copy of weights passes the end of a row, and 16-byte aligned x and Q. Groups:
+// one, or with SPAN 128 a power of two from 128 on, with SPAN 64 or 32 a multiple of SPAN, and then K < 2^20.
 //
 // Weights are operand A of mma.m16n8k16 and tokens operand B: 16 output features are as many as one mma takes, 8 tokens
 // as few. The order of k inside a sum is free as long as both operands agree, and k8x lets a lane feed itself: 16 bytes
@@ -16,8 +16,8 @@
 // unpacked weights, which rounds once more.
 //
 // What binds at M <= 8 is memory, if three things are seen to (figures: NVIDIA H200, K 4096, N 28672, M 8, 21 us):
-//   - Weights are on their way all the time. Each warp copies its own, DEPTH - 1 chunks ahead and over the end of a tile
-//     of rows, into a ring that no other warp reads: no barrier.
+//   - Weights are on their way all the time. Each warp copies its own, DEPTH - 1 chunks ahead and over the end of a
+//     tile of rows, into a ring that no other warp reads: no barrier.
 //   - x reaches shared memory through registers. cp.async to a place of its own for each 16 bytes took 9 us more.
 //   - The next kernel starts while this one ends (sm90, "early start" below): 1.5 us.
 // 2048 weights (16 rows of 128 k) may take 233 cycles of one of 528 schedulers. They take about 130 instructions, of
@@ -37,8 +37,8 @@ constexpr int SUMS = SOURCES * TOKENS * PITCH;
 constexpr int BUFFERS = TOKENS == 8 ? 2 : 1;   // of sums: with two, a turn ends with one barrier
 constexpr int COLUMNS = TOKENS / 8;            // n-tiles of the mma
 
-// A slot of a warp's ring: weights [WARP_ROWS][64 bytes], scales [WARP_ROWS][SPANS], zero points likewise. A scale takes 4
-// bytes, the aligned ones that it was copied with.
+// A slot of a warp's ring: weights [WARP_ROWS][64 bytes], scales [WARP_ROWS][SPANS], zero points likewise. A scale
+// takes 4 bytes, the aligned ones that it was copied with.
 constexpr int LINE = CHUNK / 2;
 constexpr int SCALES_AT = LINE * WARP_ROWS;
 constexpr int SCALES_BYTES = 4 * WARP_ROWS * SPANS;
@@ -46,8 +46,8 @@ constexpr int SLOT_BYTES = SCALES_AT + (1 + ZEROS) * SCALES_BYTES;
 
 // Words of a row that are unpacked at a time: where all four do not fit beside the sums (ptxas spills), two.
 constexpr int PASS = TILES * COLUMNS == 1 ? 4 : 2;
-// A dependent mma waits about 33 cycles, an independent one 8: at least four sums should be open at a time. Many columns
-// give them by themselves; few columns get a second accumulator for every other mma.
+// A dependent mma waits about 33 cycles, an independent one 8: at least four sums should be open at a time. Many
+// columns give them by themselves; few columns get a second accumulator for every other mma.
 constexpr int BLOCK = COLUMNS % 4 == 0 ? 4 : COLUMNS % 3 == 0 ? 3 : COLUMNS;
 constexpr int SPLIT = SPAN == 128 && BLOCK * TILES < 4 ? 2 : 1;
 
@@ -61,15 +61,15 @@ struct Weight {
     long long zeros_from_scales;  // in elements
     u32 word_stride, scale_stride;
     int N, K;
-    u32 groups;  // log2 of the chunks in a group; for SPAN < 128 2^31 / (group_size / 32), rounded up
+    u32 groups;  // log2 of the chunks in a group; else the next whole number above 2^31 / (group_size / 32), 0 for one
 
     __device__ __forceinline__ int group(int k) const {
         return SPAN == 128 ? k / CHUNK >> groups : int((u64(u32(k) / 32) * groups) >> 31);
     }
 };
 
-// Where a lane copies from in one tile of rows. The lanes of a row's scales in a chunk are neighbours: a warp's copy then
-// touches no more rows than it must, each of which takes the copy unit a cycle.
+// Where a lane copies from in one tile of rows. The lanes of a row's scales in a chunk are neighbours: a warp's copy
+// then touches no more rows than it must, each of which takes the copy unit a cycle.
 struct Source {
     const u32 *words;
     const u16 *scales;
@@ -113,10 +113,10 @@ __device__ __forceinline__ void copy_chunk(u32 slot, const Source &s, const Weig
         }
 }
 
-// acc += scale * (weights of the chunk in `slot` * x of the chunk). `x` is the lane's place in the chunk in shared memory:
-// 256 bytes a token, in which word j of the lane with this quad lies at 64 * j + 16 * quad, and 64 * (j ^ 1) + 16 * quad
-// for odd tokens: eight lanes, two tokens of four quads, then read 128 bytes from all banks. Bit 0 of `parity` says which
-// half of its 4 bytes the scale of group 0 has, bit 1 the same of the zero point.
+// acc += scale * (weights of the chunk in `slot` * x of the chunk). `x` is the lane's place in the chunk in shared
+// memory: 256 bytes a token, in which word j of the lane with this quad lies at 64 * j + 16 * quad, and 64 * (j ^ 1) +
+// 16 * quad for odd tokens: eight lanes, two tokens of four quads, then read 128 bytes from all banks. Bit 0 of
+// `parity` says which half of its 4 bytes the scale of group 0 has, bit 1 the same of the zero point.
 __device__ __forceinline__ void multiply_chunk(
     float acc[TILES][COLUMNS][4], const unsigned char *slot, const unsigned char *x, const unsigned char *x_odd,
     const Weight &w, int chunk, u32 parity) {
@@ -142,7 +142,8 @@ __device__ __forceinline__ void multiply_chunk(
                 scale[t][h] = to_float(scale_bits);
 #if ZEROS
                 const unsigned char *zeros = scales + SCALES_BYTES;
-                const u32 minus_zero = negate2(twice(*reinterpret_cast<const u16 *>(zeros + 2 * ((parity >> 1 ^ group) & 1))));
+                const u32 zero_bits = *reinterpret_cast<const u16 *>(zeros + 2 * ((parity >> 1 ^ group) & 1));
+                const u32 minus_zero = negate2(twice(zero_bits));
 #endif
 #pragma unroll
                 for (int j = 0; j < PASS; ++j) {
@@ -154,7 +155,8 @@ __device__ __forceinline__ void multiply_chunk(
 #endif
 #pragma unroll
                     for (int p = 0; p < 4; ++p)
-                        a[t][2 * j + p / 2][2 * (p % 2) + h] = SPAN == 128 ? pair[p] : multiply2(pair[p], twice(scale_bits));
+                        a[t][2 * j + p / 2][2 * (p % 2) + h] =
+                            SPAN == 128 ? pair[p] : multiply2(pair[p], twice(scale_bits));
                 }
             }
 #pragma unroll
@@ -191,10 +193,11 @@ __device__ __forceinline__ void multiply_chunk(
     }
 }
 
-// Copy [tokens][k_begin .. k_begin + 128 * chunks) of x into the order that multiply_chunk reads; zeros past K. 16 threads
-// take a chunk of a token; piece p of its 16 bytes is k = 8p.
+// Copy [tokens][k_begin .. k_begin + 128 * chunks) of x into the order that multiply_chunk reads; zeros past K. 16
+// threads take a chunk of a token, 16 bytes each; piece p begins at k = 8p.
 __device__ __forceinline__ void stage_x(
-    unsigned char *to, u32 chunk_bytes, const u16 *x, long long row_stride, int tokens, int k_begin, int chunks, int K) {
+    unsigned char *to, u32 chunk_bytes, const u16 *x, long long row_stride, int tokens, int k_begin, int chunks,
+    int K) {
     constexpr int BATCH = 8;  // loads on their way per thread
     const u32 piece = threadIdx.x % 16;
     const u32 quad = piece / 4, word = piece % 4;
@@ -248,7 +251,8 @@ w4a16_skinny(
     int rank = 0;
 #if CLUSTER > 1
     rank = cluster_rank();
-    cluster_arrive_without_stores();  // "I have started, and my buffer is free": waited for before the first store to a peer
+    // "I have started, and my buffer is free": waited for before the first store to a peer.
+    cluster_arrive_without_stores();
 #endif
 
     Weight w;
@@ -302,8 +306,8 @@ w4a16_skinny(
 #pragma unroll
     for (int d = 0; d < DEPTH - 1; ++d) copy_next(shared_address(ring) + d * SLOT_BYTES);
 
-    // Early start: all above may run while the kernel ahead in the stream still does. It wrote no weights (the launcher sees
-    // to that), but maybe x, and it may still read or write out.
+    // Early start: all above may run while the kernel ahead in the stream still does. It wrote no weights (the launcher
+    // sees to that), but maybe x, and it may still read or write out.
     wait_for_previous_kernel();
     let_next_kernel_start();
     stage_x(x_shared, chunk_bytes, x + m0 * x_row_stride, x_row_stride, tokens, slice_begin * CHUNK,
@@ -369,7 +373,7 @@ w4a16_skinny(
             }
         }
         if (BUFFERS == 2)
-            turn_sums = turn_sums == sums ? sums + SUMS : sums;  // whoever stores there next has passed the next barrier
+            turn_sums = turn_sums == sums ? sums + SUMS : sums;  // who stores there next has passed the next barrier
         else if (tile + tile_stride < tiles)
             cluster_barrier();
     }

@@ -1,28 +1,30 @@
 // W4A16 GEMM for 9 to 64 tokens, Hopper (sm_90a): out[M,N] = x[M,K] @ ((Q - Z) * S)[N,K]^T + bias
 //   x, out  fp16 or bf16, row-major, rows strided        Q  4 bits, layout k8x (k8x_mma.h), rows padded to 16 bytes
 //   S       dtype of x [N, num_groups]                   Z  like S, any real value; without ZEROS it is 8
-// Grid (CLUSTER * min(ceil(N / ROWS), clusters at once), ceil(M / TOKENS)), ROWS = 64 * WG_N; clusters of CLUSTER blocks;
-// block 128 * WG_N * WG_K + 256 threads; shared memory, dynamic, in bytes:
+// Grid (CLUSTER * min(ceil(N / ROWS), clusters at once), ceil(M / TOKENS)), ROWS = 64 * WG_N;
+// clusters of CLUSTER blocks; block 128 * WG_N * WG_K + 256 threads; shared memory, dynamic, in bytes:
 //   ceil((16 * X_SLOTS + 16) / 128) * 128                                               barriers
 //   + 256 * TOKENS * min(X_SLOTS, 2 * ceil(ceil(K / 256) / CLUSTER))                    activations
 //   + 256 * TOKENS * WG_N * WG_K                                                        sums
 //   + 4 * WG_N * WG_K * DEPTH * (2048 + 16384 / SPAN * (1 + ZEROS))                     weights and scales
 // Needs K % 32 == 0 and K < 2^20, 16-byte aligned x and Q, and groups of a multiple of SPAN, or one group.
 //
-// Weights are operand A of wgmma, 64 output features by 16 k, and come from registers; tokens are operand B and come from
-// shared memory. The order of k inside a sum is free as long as both operands agree. So a lane takes 16 neighbours in k of
-// a row, two words of k8x, and x is stored in the order that this gives. (32, one load, would be the most; but then the
-// loads of x that feed four lanes would touch twice as many lines, and they bound the start.) Weights are
+// Weights are operand A of wgmma, 64 output features by 16 k, and come from registers; tokens are operand B and come
+// from shared memory. The order of k inside a sum is free as long as both operands agree. So a lane takes 16 neighbours
+// in k of a row, two words of k8x, and x is stored in the order that this gives. (32, one load, would be the most; but
+// then the loads of x that feed four lanes would touch twice as many lines, and they bound the start.) Weights are
 // multiplied by their scale in the dtype of x, rounding once more, so that the sums stay in the tensor core's registers
 // over all of K: a product passes two roundings, three with zero points.
 //
 // Nothing in the main loop waits for a whole block. Warps have three trades:
-//   multiplying  WG_N * WG_K warpgroups, 64 rows each, side by side along N and taking turns along K. Each warp copies its
-//                own 16 rows in the background, DEPTH units of 256 k ahead and over the ends of tiles, unpacks half a chunk
-//                of 128 k while the tensor core multiplies the half before, and sends its sums when a tile ends
-//   staging x    4 warps; once, if the slice of x fits X_SLOTS chunks, else again for every tile, behind the multiplication
-//   adding up    4 warps; the sums of all warpgroups of the cluster come to them through asynchronous stores that count
-//                themselves at a barrier, are added in a fixed order and rounded once, while the next tile is multiplied
+//   multiplying  WG_N * WG_K warpgroups, 64 rows each, side by side along N and taking turns along K. Each warp copies
+//                its own 16 rows in the background, DEPTH units of 256 k ahead and over the ends of tiles, unpacks half
+//                a chunk of 128 k while the tensor core multiplies the half before, and sends its sums when a tile ends
+//   staging x    4 warps; once, if the slice of x fits X_SLOTS chunks, else again for every tile, just behind the
+//                multiplication
+//   adding up    4 warps; the sums of all warpgroups of the cluster come to them, from other blocks through
+//                asynchronous stores that count themselves at a barrier, are added in a fixed order and rounded once,
+//                while the next tile is multiplied
 //
 // What should bind, for 1024 weights (64 rows of 16 k), H200 at 1.8 GHz, in cycles of one multiprocessor of 132:
 //   memory   528 bytes with a scale per 128 at 4.3 TB/s: 29
@@ -67,14 +69,15 @@ constexpr int BARRIER_BYTES = (16 * X_SLOTS + 16 + 127) / 128 * 128;
 constexpr int REGISTERS = 65536 / THREADS / 8 * 8;
 constexpr int STAGER_REGISTERS = WARPGROUPS < 3 ? 128 : WARPGROUPS == 3 ? 96 : 64;
 constexpr int ADDER_REGISTERS = 32;
-constexpr int FREE_REGISTERS = (REGISTERS * THREADS - 128 * (STAGER_REGISTERS + ADDER_REGISTERS)) / (32 * MULTIPLIERS) / 8 * 8;
+constexpr int FREE_REGISTERS =
+    (REGISTERS * THREADS - 128 * (STAGER_REGISTERS + ADDER_REGISTERS)) / (32 * MULTIPLIERS) / 8 * 8;
 constexpr int MULTIPLIER_REGISTERS = FREE_REGISTERS > 240 ? 240 : FREE_REGISTERS;
 constexpr int X_LOADS = WARPGROUPS < 3 ? 8 : 4;  // of 16 bytes a lane, in each of two batches that are on their way
 
 static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32);
 static_assert(ROWS % CLUSTER == 0 && OWN_ROWS % 8 == 0 && 32 * ADDERS % OWN_ROWS == 0);
-// A warpgroup that is done with a tile looks for its next chunk up to CHUNKS * (2 * WG_K - 1) on. Were that more than all
-// slots, a barrier's parity would not tell that chunk from one a round earlier.
+// A warpgroup that is done with a tile looks for its next chunk up to CHUNKS * (2 * WG_K - 1) on. Were that more than
+// all slots, a barrier's parity would not tell that chunk from one a round earlier.
 static_assert(X_SLOTS >= CHUNKS * (2 * WG_K - 1));
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
@@ -83,8 +86,8 @@ __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 // meet no bank twice.
 __device__ __forceinline__ u32 swizzle(u32 row) { return (row & 3) << 1; }
 
-// A row's pairs of sums lie at their number XOR this: neither storing (4 rows of 4 pairs at a time) nor loading (one pair
-// of 16 rows) then meets a bank twice.
+// A row's pairs of sums lie at their number XOR this: neither storing (4 rows of 4 pairs at a time) nor loading (one
+// pair of 16 rows) then meets a bank twice.
 __device__ __forceinline__ u32 sum_swizzle(u32 row) {
     return TOKENS == 16 ? (row & 2) << 1 | (row >> 2 & 3) : (row & 3) << 2 | (row >> 2 & 3);
 }
@@ -96,52 +99,53 @@ __device__ __forceinline__ u32 opaque(u32 v) {
     return v;
 }
 
-struct Problem {
-    const u32 *qweight;
+struct Weight {
+    const u32 *words;
     const u16 *scales;
-    long long zeros_from_scales;
-    u32 qweight_row_stride, scales_row_stride;
+    long long zeros_from_scales;  // in elements
+    u32 word_stride, scale_stride;
     int N, K;
-    u32 groups;  // 2^31 / (group_size / SPAN), rounded up; 0 for one group
+    u32 groups;  // the next whole number above 2^31 / (group_size / SPAN); 0 for one group
+
+    __device__ __forceinline__ int group(int k) const { return int((u64(u32(k) / SPAN) * groups) >> 31); }
 };
 
-__device__ __forceinline__ int group_of(const Problem &p, int k) { return int((u64(u32(k) / SPAN) * p.groups) >> 31); }
-
-// What a lane copies of 16 rows.
+// Where a lane copies from, of a warp's 16 rows.
 struct Source {
-    const u32 *weights;
+    const u32 *words;
     const u16 *scales;
-    int rows_left, scale_rows_left;  // of the matrix, from this lane's first row on
+    int rows, scale_rows;  // that the weight still has, from the lane's first on
 };
 
-__device__ __forceinline__ Source source_of(const Problem &p, int first_row) {
+__device__ __forceinline__ Source source_of(const Weight &w, int first_row) {
     const int row = lane_id() / LINE_LANES, scale_row = lane_id() % WARP_ROWS;
     Source s;
-    s.weights = p.qweight + u64(u32(first_row + row)) * p.qweight_row_stride + 4 * (lane_id() % LINE_LANES);
-    s.scales = p.scales + u64(u32(first_row + scale_row)) * p.scales_row_stride;
-    s.rows_left = p.N - first_row - row;
-    s.scale_rows_left = p.N - first_row - scale_row;
+    s.words = w.words + u64(u32(first_row + row)) * w.word_stride + 4 * (lane_id() % LINE_LANES);
+    s.scales = w.scales + u64(u32(first_row + scale_row)) * w.scale_stride;
+    s.rows = w.N - first_row - row;
+    s.scale_rows = w.N - first_row - scale_row;
     return s;
 }
 
-// Start the copies of one unit into a slot; past N and K come zeros. 4 bytes are the least that can be copied, so a scale
-// comes with a neighbour, except where that neighbour may lie behind the array.
-__device__ __forceinline__ void copy_unit(u32 slot, const Source &s, const Problem &p, int unit) {
+// Start the copies of one unit into a slot; past N and K come zeros. 4 bytes are the least that can be copied, so a
+// scale comes with a neighbour, except where that neighbour may lie behind the array.
+__device__ __forceinline__ void copy_unit(u32 slot, const Source &s, const Weight &w, int unit) {
     const int lane = lane_id();
     const int k0 = unit * UNIT;
-    const int rows_left = k0 + 32 * (lane % LINE_LANES) < p.K ? s.rows_left : 0;
-    const u32 *from = s.weights + k0 / 8;
+    const int rows = k0 + 32 * (lane % LINE_LANES) < w.K ? s.rows : 0;
+    const u32 *from = s.words + k0 / 8;
 #pragma unroll
     for (int r = 0; r < WARP_ROWS; r += COPY_ROWS) {
         const u32 piece = lane % LINE_LANES ^ swizzle(r % 8 + lane / LINE_LANES);
-        copy_16_bytes_async(slot + (r + lane / LINE_LANES) * LINE + piece * 16, from + u64(r) * p.qweight_row_stride, r < rows_left ? 16 : 0);
+        copy_16_bytes_async(slot + (r + lane / LINE_LANES) * LINE + piece * 16, from + u64(r) * w.word_stride,
+                            r < rows ? 16 : 0);
     }
 #pragma unroll
     for (int i = 0; i < SCALE_COPIES; ++i) {
         const int span = i * (32 / WARP_ROWS) + lane / WARP_ROWS;
         const int k = k0 + span % SPANS * SPAN;
-        const u64 at = u64(s.scales + group_of(p, k) + (ZEROS && span >= SPANS ? p.zeros_from_scales : 0));
-        const bool inside = k < p.K && s.scale_rows_left > 0;
+        const u64 at = u64(s.scales + w.group(k) + (ZEROS && span >= SPANS ? w.zeros_from_scales : 0));
+        const bool inside = k < w.K && s.scale_rows > 0;
         copy_4_bytes_async(slot + SCALES_AT + 4 * (i * 32 + lane), at & ~3ull, inside ? 2 + (at & 2) : 0);
     }
 }
@@ -174,9 +178,9 @@ __device__ __forceinline__ void wait_for_cluster() {
 }
 
 // Take the scale out of both halves that were copied, twice, for a pair of weights.
-__device__ __forceinline__ u32 load_scale(u32 at, u32 half) { return load_shared_half(at + 2 * (half & 1)) * 0x10001; }
+__device__ __forceinline__ u32 load_scale(u32 at, u32 half) { return twice(load_shared_half(at + 2 * (half & 1))); }
 
-__device__ __forceinline__ void multiply(const Problem &p, const Work &work, const Places &at, int warp, int rank) {
+__device__ __forceinline__ void multiply(const Weight &w, const Work &work, const Places &at, int warp, int rank) {
     const int lane = lane_id(), row = lane / 4, quad = lane % 4;
     const int group_k = warp / 4 % WG_K, group_n = warp / 4 / WG_K;
     const int tile_row = 64 * group_n + WARP_ROWS * (warp % 4);
@@ -184,15 +188,15 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
     const u32 ring = at.rings + warp * (DEPTH * SLOT_BYTES);
 
     int load_tile = first_unit < work.slice_end ? work.first_tile : work.tiles, load_unit = first_unit;
-    Source source = source_of(p, load_tile * ROWS + tile_row);
+    Source source = source_of(w, load_tile * ROWS + tile_row);
     auto copy_next = [&](u32 slot) {
         if (load_tile < work.tiles) {
-            copy_unit(slot, source, p, load_unit);
+            copy_unit(slot, source, w, load_unit);
             load_unit += WG_K;
             if (load_unit >= work.slice_end) {
                 load_unit = first_unit;
                 load_tile += work.tile_stride;
-                source = source_of(p, load_tile * ROWS + tile_row);
+                source = source_of(w, load_tile * ROWS + tile_row);
             }
         }
         close_copies();
@@ -210,7 +214,8 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
         while (slot < 0) slot += work.slots, phase ^= 1;
         while (slot >= work.slots) slot -= work.slots, phase ^= !work.resident;
     };
-    const int own_chunks = first_unit < work.slice_end ? (work.slice_end - first_unit + WG_K - 1) / WG_K * WG_K * CHUNKS : 0;
+    const int own_chunks =
+        first_unit < work.slice_end ? (work.slice_end - first_unit + WG_K - 1) / WG_K * WG_K * CHUNKS : 0;
 
     u32 read_at = ring;
     int turn = 0;
@@ -218,8 +223,8 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
     for (int tile = work.first_tile; tile < work.tiles; tile += work.tile_stride, ++turn) {
         // The lowest bit says which half of its 4 bytes the scale of group 0 is, for this lane's two rows.
         const u32 first_row = tile * ROWS + tile_row + row;
-        const u32 half_0 = u32(u64(p.scales) >> 1) + first_row * p.scales_row_stride;
-        const u32 half[2] = {half_0, half_0 + 8 * p.scales_row_stride};
+        const u32 half_0 = u32(u64(w.scales) >> 1) + first_row * w.scale_stride;
+        const u32 half[2] = {half_0, half_0 + 8 * w.scale_stride};
         if (work.resident) slot = CHUNKS * group_k;
         int held = -1;  // slot whose chunk is being multiplied
         auto release = [&] {
@@ -245,11 +250,11 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
 #pragma unroll
                     for (int i = 0; i < SCALES; ++i) {
                         const int k = part * CHUNK + 64 * i + 16 * quad;  // in the unit
-                        const u32 odd = half[h] ^ group_of(p, unit * UNIT + k);
+                        const u32 odd = half[h] ^ w.group(unit * UNIT + k);
                         const u32 scale_at = read_at + 4 * (k / SPAN * WARP_ROWS + 8 * h + row);
                         scale[i][h] = load_scale(scale_at + SCALES_AT, odd);
 #if ZEROS
-                        minus_zero[i][h] = negate2(load_scale(scale_at + ZEROS_AT, odd ^ u32(p.zeros_from_scales)));
+                        minus_zero[i][h] = negate2(load_scale(scale_at + ZEROS_AT, odd ^ u32(w.zeros_from_scales)));
 #endif
                     }
                 }
@@ -274,7 +279,8 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
                             unpack(word[h][first + j], pair);
 #endif
 #pragma unroll
-                            for (int i = 0; i < 4; ++i) a[2 * j + i / 2][i % 2 * 2 + h] = multiply2(pair[i], scale[span][h]);
+                            for (int i = 0; i < 4; ++i)
+                                a[2 * j + i / 2][i % 2 * 2 + h] = multiply2(pair[i], scale[span][h]);
                         }
                     wgmma_fence();
 #pragma unroll
@@ -308,7 +314,8 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
             auto place = [=](int c) { return 8 * ((4 * c + quad) ^ twist); };
             if (to_rank == rank) {
 #pragma unroll
-                for (int c = 0; c < TOKENS / 8; ++c) store_floats(to + place(c), sums[4 * c + 2 * h], sums[4 * c + 2 * h + 1]);
+                for (int c = 0; c < TOKENS / 8; ++c)
+                    store_floats(to + place(c), sums[4 * c + 2 * h], sums[4 * c + 2 * h + 1]);
             }
 #if CLUSTER > 1
             else {
@@ -325,9 +332,9 @@ __device__ __forceinline__ void multiply(const Problem &p, const Work &work, con
     if (turn == 0) wait_for_cluster();
 }
 
-// x through registers: the copy unit takes 4 cycles for each 16 bytes that go to a place of their own. Lane (token, quad)
-// loads 8 neighbours in k and stores each pair of them with the same pair of the other lanes; the next 8 of the same
-// sectors follow at once.
+// x through registers: the copy unit takes 4 cycles for each 16 bytes that go to a place of their own. Lane (token,
+// quad) loads 8 neighbours in k and stores each pair of them with the same pair of the other lanes; the next 8 of the
+// same sectors follow at once.
 __device__ __forceinline__ void stage_x(
     const Work &work, const Places &at, const u16 *x, long long x_row_stride, int tokens, int K, int stager) {
     arrive_at_cluster();
@@ -353,7 +360,8 @@ __device__ __forceinline__ void stage_x(
             for (int i = 0; i < PIECES; ++i) {
                 const int piece = first_piece + i, token = piece / 4 * 8;
                 const int k = k_begin + load_chunk * CHUNK + piece % 4 / 2 * 64 + piece % 2 * 8;
-                v[b][i] = load_16_bytes(from + token * x_row_stride + k, loads_left > 0 && token + row < tokens && k < K);
+                v[b][i] = load_16_bytes(from + token * x_row_stride + k,
+                                        loads_left > 0 && token + row < tokens && k < K);
             }
             --loads_left;
             if (++load_chunk == work.chunks) load_chunk = 0;
@@ -391,7 +399,8 @@ __device__ __forceinline__ void stage_x(
 }
 
 __device__ __forceinline__ void add_up(
-    const Work &work, const Places &at, const u16 *bias, u16 *out, long long out_row_stride, int tokens, int N, int rank) {
+    const Work &work, const Places &at, const u16 *bias, u16 *out, long long out_row_stride, int tokens, int N,
+    int rank) {
     arrive_at_cluster();
     __syncthreads();
     wait_for_previous_kernel();
@@ -443,11 +452,16 @@ __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(THREADS, 1)
 w4a16_wgmma(
-    const u16 *x, const u32 *qweight, const u16 *scales,
+    const u16 *x,               // [M, K]
+    const u32 *qweight,         // [N, ceil(K / 8)], k8x
+    const u16 *scales,          // [N, num_groups]
 #if ZEROS
-    const u16 *zero_points,
+    const u16 *zero_points,     // [N, num_groups]
 #endif
-    const u16 *bias, u16 *out, int M, int N, int K, int group_size,
+    const u16 *bias,            // [N] or null
+    u16 *out,                   // [M, N]
+    int M, int N, int K,
+    int group_size,             // K where one group is all of K
     long long x_row_stride, long long qweight_row_stride, long long scales_row_stride, long long out_row_stride) {
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const int m0 = blockIdx.y * TOKENS;
@@ -490,19 +504,19 @@ w4a16_wgmma(
 
     if (warp < MULTIPLIERS) {
         grow_to_registers<MULTIPLIER_REGISTERS>();
-        Problem p;
-        p.qweight = qweight;
-        p.scales = scales;
-        p.zeros_from_scales = 0;
+        Weight w;
+        w.words = qweight;
+        w.scales = scales;
+        w.zeros_from_scales = 0;
 #if ZEROS
-        p.zeros_from_scales = zero_points - scales;
+        w.zeros_from_scales = zero_points - scales;
 #endif
-        p.qweight_row_stride = u32(qweight_row_stride);
-        p.scales_row_stride = u32(scales_row_stride);
-        p.N = N;
-        p.K = K;
-        p.groups = group_size >= K ? 0 : (1u << 31) / u32(group_size / SPAN) + 1;
-        multiply(p, work, at, warp, rank);
+        w.word_stride = u32(qweight_row_stride);
+        w.scale_stride = u32(scales_row_stride);
+        w.N = N;
+        w.K = K;
+        w.groups = group_size >= K ? 0 : (1u << 31) / u32(group_size / SPAN) + 1;
+        multiply(w, work, at, warp, rank);
     } else if (warp < MULTIPLIERS + STAGERS) {
         shrink_to_registers<STAGER_REGISTERS>();
         stage_x(work, at, x + m0 * x_row_stride, x_row_stride, tokens, K, warp - MULTIPLIERS);

@@ -1,5 +1,5 @@
-// The instructions that our CUDA kernels write by hand, one function each. BF16 chooses the dtype; CLUSTER above 1 needs
-// sm90. No vendor header is needed. tests/cuda_on_host has the same functions for a CPU.
+// The instructions that our CUDA kernels write by hand, one function each. BF16 chooses the dtype; CLUSTER above 1
+// needs sm90. No vendor header is needed. tests/cuda_on_host has the same functions for a CPU.
 #ifndef GRISTMILL_PTX_H
 #define GRISTMILL_PTX_H
 
@@ -119,11 +119,14 @@ __device__ __forceinline__ void load_shared(u32 w[4], const unsigned char *p) {
     w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
 }
 
-// Early start, sm90: a kernel that is launched for it begins before the one ahead in its stream has ended. `wait` returns
-// when that one has ended and its stores are seen; at once if there was no early start. `let` allows the next kernel one.
+// Early start, sm90: a kernel that is launched for it begins before the one ahead in its stream has ended. `wait`
+// returns when that one has ended and its stores are seen; at once if there was no early start. `let` allows the next
+// kernel one.
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void let_next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 #else
 __device__ __forceinline__ void wait_for_previous_kernel() {}
 __device__ __forceinline__ void let_next_kernel_start() {}
@@ -132,8 +135,9 @@ __device__ __forceinline__ void let_next_kernel_start() {}
 __device__ __forceinline__ u32 shared_address(const void *p) { return u32(__cvta_generic_to_shared(p)); }
 
 #if CLUSTER > 1
-// The blocks of a cluster split K and add up through each other's shared memory. Arrival releases what was stored before
-// it, waiting acquires; the release is a fence over the whole chip, which an arrival that follows no store can spare.
+// The blocks of a cluster split K and add up through each other's shared memory. Arrival releases what was stored
+// before it, waiting acquires; the release is a fence over the whole chip, which an arrival that follows no store can
+// spare.
 __device__ __forceinline__ int cluster_rank() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
