@@ -103,6 +103,7 @@ def step(image: Image, instruction: str, rest: str, context: Path, stages: dict[
         assert words[0] == "pip", f"RUN {rest}: nothing but pip can be followed"
         check_names(words)
         mapped = [re.sub(r"(?<==)/.*", lambda path: str(image.path(path[0])), word) for word in words[1:]]
+        # Without a target the base's site-packages would get it: where they are does not matter here.
         target = [] if any(word.startswith("--target=") for word in words) else ["--target", str(image.path("/site"))]
         page_shell.pip(mapped, context, target)
     elif instruction == "ENV":

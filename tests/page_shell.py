@@ -141,6 +141,7 @@ class Shell:
         self.new_arch = ""  # that it has for it
         self.image: page_image.Image | None = None
         self.variables: dict[str, str] = {}  # exported
+        self.packs_in_sight = True  # whether somebody who has followed the page has packs that are found
         patch.chdir(folder)
         patch.setattr(packs, "NAMESPACE", "gristmill_packs_of_nobody")
         patch.setenv("GRISTMILL_PACK_PATH", str(folder / "fake packs"))
@@ -175,9 +176,13 @@ class Shell:
             if words[0] == "build":
                 command += ["--cache", str(self.cache), "--jobs", "2"]
             said = self._process(command, {"GRISTMILL_PACK_PATH": "", **self.variables})
-            for folder in (self.folder / "build/packs").glob("sm*") if words[0] == "build" else ():
-                verify(folder)  # as a GPU would
+            if words[0] == "build":
+                self.packs_in_sight = bool(self.variables.get("GRISTMILL_PACK_PATH"))
+                for folder in (self.folder / "build/packs").glob("sm*"):
+                    verify(folder)  # as a GPU would
             return said
+        if words[0] in ("cover", "list", "why"):
+            assert self.packs_in_sight, f"{words}: what the page has built is not found yet"
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
             code = main(words)
@@ -236,7 +241,9 @@ class Shell:
         """For what runs on a changed copy; the fake packs stay where they are."""
         for word in words:
             name, _, value = word.partition("=")
+            assert name in page_image.documented_variables(), name
             self.variables[name] = str((self.folder / value).resolve()) if name.endswith("_PATH") else value
+            self.packs_in_sight |= name == "GRISTMILL_PACK_PATH"
         return ""
 
     def _docker(self, words: list[str]) -> str:
