@@ -53,7 +53,7 @@ def compile_variant(variant: CxxVariant, target: Target, nvcc: str | None = None
     if target.backend != "cuda":
         raise BuildError(f"{variant.name}: {variant.source} is CUDA, {target.arch} is not")
     # The exact arch and no "compute_": machine code, never PTX that a driver would have to compile.
-    options = (f"--gpu-architecture=sm_{target.processor}", *OPTIONS, *macros(variant))
+    options = (f"--gpu-architecture=sm_{target.processor}{variant.features}", *OPTIONS, *macros(variant))
     ptx = ""
     if nvcc is None:
         (code, ptx), compilers = _by_nvrtc(variant, options), {"nvrtc": _nvrtc_version()}
@@ -75,7 +75,7 @@ def compile_variant(variant: CxxVariant, target: Target, nvcc: str | None = None
 def key_facts(variant: CxxVariant, target: Target) -> dict[str, object]:
     """All that the object depends on when NVRTC makes it: what its key in the build cache is made of."""
     return {
-        "target": target.arch,
+        "target": target.arch + variant.features,
         "source": variant.source,
         "symbol": variant.symbol,
         "defines": sorted(variant.defines.items()),

@@ -26,6 +26,7 @@ from gristmill.kernels.variant import CxxVariant, PolicyRow, TritonVariant
 ROW_MODULES = (
     "gristmill.csrc.w4a16_skinny_hip_variants",
     "gristmill.csrc.w4a16_skinny_cuda_variants",
+    "gristmill.csrc.w4a16_wgmma_variants",
     "gristmill.kernels.w4a16_gemm_variants",
 )
 

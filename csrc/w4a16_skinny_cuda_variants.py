@@ -72,8 +72,8 @@ class Shape:
             # A block takes a KiB beside its own, and so does the limit of one block.
             fitting = f"(lds_bytes + 1024) // ({self.shared_bytes(span, zero_points)} + 1024)"
             blocks += f" * min({self.blocks}, {fitting})"
-        # Clusters of four lie within a GPC, whose multiprocessors are no multiple of four: 120 of 132 can be used.
-        clusters = {1: blocks, 2: f"{blocks} // 2", 4: f"{blocks} * 15 // 64"}[self.cluster]
+        # A cluster lies within a GPC, whose multiprocessors are no multiple of four: of 132, 120 can be used.
+        clusters = {1: blocks, 2: f"{blocks} // 2"}.get(self.cluster, f"{blocks} * 15 // {16 * self.cluster}")
         factor = f"{self.cluster} * " if self.cluster > 1 else ""
         return f"{factor}min(ceil_div(N, {self.rows}), {clusters})", f"ceil_div(M, {self.tokens})", "1"
 
@@ -125,9 +125,18 @@ def _spans(arch: str, shape: Shape) -> tuple[int, ...]:
     return tuple(SPANS) if shape in _GENERAL[arch] else (128,)
 
 
-def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
+def arguments(zero_points: bool) -> tuple[tuple[str, str], ...]:
+    """The arguments of our CUDA kernels, (name, type)."""
     pointers = ("x", "qweight", "scales", *(("zero_points",) if zero_points else ()), "bias", "out")
     strides = ("x_row_stride", "qweight_row_stride", "scales_row_stride", "out_row_stride")
+    return (
+        *((name, "pointer") for name in pointers),
+        *((name, "int32") for name in ("M", "N", "K", "group_size")),
+        *((name, "int64") for name in strides),
+    )
+
+
+def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
     scales_weights = span < 128  # in the activation dtype; wider groups scale sums in float32
     return CxxVariant(
         name=_name(shape, span, dtype, zero_points),
@@ -146,11 +155,7 @@ def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVaria
             "CLUSTER": shape.cluster,
             "MIN_BLOCKS": shape.blocks,
         },
-        arguments=(
-            *((name, "pointer") for name in pointers),
-            *((name, "int32") for name in ("M", "N", "K", "group_size")),
-            *((name, "int64") for name in strides),
-        ),
+        arguments=arguments(zero_points),
         block=(32 * shape.warps, 1, 1),
         grid=shape.grid(span, zero_points),
         dynamic_shared_bytes=shape.shared_bytes(span, zero_points),
@@ -178,7 +183,8 @@ M16_PAIR = Shape(16, 1, 4, 4, depth=4, cluster=2)
 M16_FOUR = Shape(16, 2, 4, 2, depth=4, cluster=4)
 
 # The fastest of 27 shapes, or within 6 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
-# H200, float16, group size 128, graph replay, weights rotated past L2, medians).
+# H200, float16, group size 128, graph replay, weights rotated past L2, medians). What is left of M <= 16 on sm90 goes
+# to the wgmma kernel.
 _CHOICES = {
     "sm90": (
         Choice("M <= 2 and K >= 8192 and N <= 3072", (SIXTEEN_WARPS, FOUR)),
@@ -188,7 +194,7 @@ _CHOICES = {
         Choice("M <= 8", (SIXTEEN_WARPS, PAIR, FOUR)),
         Choice("M <= 16 and N >= 140 * multiprocessor_count", (M16_WIDE, M16_FOUR)),
         Choice("M <= 16 and K >= 3072 and K < 8192", (M16_PAIR, M16_FOUR)),
-        Choice("M <= 16", (M16_FOUR,)),
+        Choice("M <= 16 and ((K >= 8192 and N <= 3072) or (K < 3072 and N <= 30 * multiprocessor_count))", (M16_FOUR,)),
     ),
     "sm80": (Choice("M <= 8", (EIGHT_WARPS, SMALL), PREDICTED),),
 }

@@ -16,6 +16,7 @@ def bind(
     is_profiling: Callable[[], bool],
     launch: int,
     get_current: int,
+    is_capturing: int,
     current: int,
     K: int,
     N: int,
@@ -30,6 +31,7 @@ def record(
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
     shared_bytes: int,
+    early_start: bool,
     row_stride_limit: int,
     sources: bytes,
 ) -> bytes: ...

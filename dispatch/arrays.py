@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 from gristmill.drivers import get_driver
 from gristmill.errors import ArgumentError, DTypeError, NoDeviceError, ShapeError, StrideError
+from gristmill.named_tuple import NamedTuple
 
 HOST = "cpu"
 

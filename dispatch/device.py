@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gristmill.errors import NoDeviceError
+from gristmill.named_tuple import NamedTuple
 
 
 class DeviceFacts(NamedTuple):

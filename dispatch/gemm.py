@@ -9,7 +9,6 @@ from gristmill.arrays import HOST, ArrayView, DeviceArray, numpy_dtype, view
 from gristmill.errors import ArgumentError, DeviceMismatchError, DTypeError, ShapeError, StrideError
 from gristmill.packed_weight import PackedWeight, dequantize
 from gristmill.prepared import Choice, PreparedWeight, device_of_weight, prepare
-from gristmill.reference import linear_float64
 
 
 def _torch_linear(x: Any, weight: PackedWeight, out: Any, stream: Any) -> Any:
@@ -19,10 +18,14 @@ def _torch_linear(x: Any, weight: PackedWeight, out: Any, stream: Any) -> Any:
     return torch_linear(x, weight, out, stream)
 
 
-def serve_torch(linear: Callable[..., Any]) -> None:
+_tensor_type: type | None = None
+
+
+def serve_torch(linear: Callable[..., Any], tensor_type: type) -> None:
     """Called once by `gristmill.torch_adapter`: `linear` of tensors is `linear` from now on."""
-    global _torch_linear
+    global _torch_linear, _tensor_type
     _torch_linear = linear
+    _tensor_type = tensor_type
 
 
 def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None) -> Any:
@@ -54,7 +57,7 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     Accumulates in float32 and rounds once. M == 0 launches nothing. A weight with `perm` (act-order) is taken for
     torch tensors and on the host; without torch, gather x[:, perm] first and pass a weight without `perm`.
     """
-    if hasattr(x, "new_empty"):  # a torch tensor
+    if type(x) is _tensor_type or hasattr(x, "new_empty"):  # a torch tensor, perhaps of a class of its own
         return _torch_linear(x, weight, out, stream)
     x_view = view(x)
     if x_view.device.driver == HOST:
@@ -165,6 +168,7 @@ def _extent(array: ArrayView) -> str:
 
 def _linear_on_host(x: Any, x_view: ArrayView, weight: PackedWeight, out: Any) -> Any:
     import numpy as np
+    from gristmill.reference import linear_float64
 
     check_devices(x_view, weight)
     check_x(x_view, weight)

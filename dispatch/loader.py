@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gristmill.arrays import Device
 from gristmill.device import DeviceFacts
 from gristmill.drivers import fork_guard, get_driver
-from gristmill.errors import ManifestError, NotLoadedError
+from gristmill.errors import DriverError, ManifestError, NotLoadedError
 from gristmill.launch import INT32_MAX
 from gristmill.manifest import Entry
 from gristmill.packs import Pack, find_pack
@@ -94,12 +94,23 @@ class Loader:
         return entry.object in self._modules
 
     def unload(self) -> None:
-        """Unload all modules; no launch may be under way."""
+        """Unload all modules; no launch may be under way.
+
+        Raises
+        ------
+        DriverError : the first that the driver refused to unload; the others are unloaded all the same
+        """
+        failure = None
         with self._lock:
             self._kernels.clear()
             self.choices.clear()
             while self._modules:
-                self.driver.unload_module(self.device.ordinal, self._modules.popitem()[1])
+                try:
+                    self.driver.unload_module(self.device.ordinal, self._modules.popitem()[1])
+                except DriverError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _load(self, entry: Entry) -> LoadedKernel:
         ordinal = self.device.ordinal
@@ -146,14 +157,25 @@ def loader_for(device: Device) -> Loader:
 
 
 def forget_loaders(device: Device | None = None) -> None:
-    """Unload all modules, of one device or of all; packs are looked for anew. No launch may be under way."""
+    """Unload all modules, of one device or of all; packs are looked for anew. No launch may be under way.
+
+    Raises
+    ------
+    DriverError : the first module that a driver refused to unload; all is forgotten all the same
+    """
+    failure = None
     with _lock:
         for cache in dependent_caches:
             cache.clear()
         for found in list(_loaders) if device is None else [device]:
             loader = _loaders.pop(found, None)
-            if loader is not None:
-                loader.unload()
+            try:
+                if loader is not None:
+                    loader.unload()
+            except DriverError as error:
+                failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _forget_in_fork() -> None:

@@ -8,12 +8,12 @@ docs/pack-format.md.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from gristmill.errors import FormulaError, ManifestError, PackSchemaError, PackTooNewError, PackTooOldError
 from gristmill.formula import Formula
+from gristmill.named_tuple import NamedTuple
 from gristmill.problem import DTYPES, OP_W4A16_GEMM
 
 SCHEMA = 1
@@ -33,11 +33,11 @@ POINTER_NAMES = frozenset({"x", "qweight", "scales", "zero_points", "bias", "out
 
 PROBLEM_NAMES = frozenset({"M", "N", "K", "group_size", "num_groups", "alignment", "has_bias"})
 DEVICE_NAMES = frozenset({"lds_bytes", "multiprocessor_count"})
+FORMULA_NAMES = PROBLEM_NAMES | DEVICE_NAMES
 
 MAX_ARGUMENTS = 64
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,199}")
+MAX_NAME = 200
+MAX_ARGUMENT_LISTS = 16  # that are remembered while a manifest is read; a pack has four
 
 
 class Argument(NamedTuple):
@@ -150,11 +150,32 @@ def _shown(value: Any) -> str:
     return ascii(value)[:80]
 
 
+def is_name(text: str) -> bool:
+    """Whether `text` is letters, digits, '_' and, not first, '.'."""
+    return (
+        0 < len(text) <= MAX_NAME
+        and text.isascii()
+        and text[0] != "."
+        and text.replace(".", "_").replace("_", "a").isalnum()
+    )
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is a sha256 in hex, without capitals."""
+    return len(text) == 64 and not text.strip("0123456789abcdef")
+
+
 class _Reader:
-    """Reads one manifest; every failure names where in it the fault lies."""
+    """Reads one manifest; every failure names where in it the fault lies.
+
+    A process reads one before its first result, and most rows of a pack are alike: formulas and lists of arguments that
+    have been found right are remembered.
+    """
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
+        self.formulas: dict[str, Formula] = {}
+        self.argument_lists: list[tuple[list[Any], tuple[Argument, ...]]] = []
 
     def fail(self, where: str, what: str) -> ManifestError:
         return ManifestError(f"{self.origin}: {where}: {what}")
@@ -210,13 +231,10 @@ class _Reader:
         op = self.field(row, "op", str, where)
         if op != OP_W4A16_GEMM:
             raise self.fail(where, f"op must be {OP_W4A16_GEMM!r}, got {_shown(op)}")
-        block = tuple(self.count(value, f"{where} block", 1, 1024) for value in self.triple(row, "block", where))
+        block = tuple([self.count(value, where, "block", 1, 1024) for value in self.triple(row, "block", where)])
         if block[0] * block[1] * block[2] > 1024:
             raise self.fail(where, f"block {block} has more than 1024 threads")
-        grid = tuple(
-            self.formula(text, f"{where} grid", PROBLEM_NAMES | DEVICE_NAMES)
-            for text in self.triple(row, "grid", where)
-        )
+        grid = tuple([self.formula(text, where, "grid") for text in self.triple(row, "grid", where)])
         needs = self.object(self.field(row, "needs", dict, where), where)
         dtype = self.field(needs, "dtype", str, where)
         if dtype not in DTYPES:
@@ -230,19 +248,16 @@ class _Reader:
             arguments=self.arguments(row, where),
             grid=grid,  # type: ignore[arg-type]
             block=block,  # type: ignore[arg-type]
-            static_shared_bytes=self.count(row.get("static_shared_bytes"), f"{where} static_shared_bytes", 0, 2**20),
-            dynamic_shared_bytes=self.formula(
-                row.get("dynamic_shared_bytes"), f"{where} dynamic_shared_bytes", PROBLEM_NAMES | DEVICE_NAMES
-            ),
+            static_shared_bytes=self.count(row.get("static_shared_bytes"), where, "static_shared_bytes", 0, 2**20),
+            dynamic_shared_bytes=self.formula(row.get("dynamic_shared_bytes"), where, "dynamic_shared_bytes"),
             needs=Needs(
                 dtype=dtype,
                 zero_points=self.field(needs, "zero_points", bool, where),
                 conditions=tuple(
-                    self.formula(text, f"{where} needs", PROBLEM_NAMES | DEVICE_NAMES)
-                    for text in self.field(needs, "conditions", list, where)
+                    [self.formula(text, where, "needs") for text in self.field(needs, "conditions", list, where)]
                 ),
             ),
-            roundings=self.count(row.get("roundings"), f"{where} roundings", 1, 16),
+            roundings=self.count(row.get("roundings"), where, "roundings", 1, 16),
             weights_in_dtype=self.field(row, "weights_in_dtype", bool, where),
             resources=self.mapping(row, "resources", int, where),
             early_start=self.field(row, "early_start", bool, where),
@@ -252,7 +267,14 @@ class _Reader:
         values = self.field(row, "arguments", list, where)
         if len(values) > MAX_ARGUMENTS:
             raise self.fail(where, f"{len(values)} arguments, more than {MAX_ARGUMENTS}")
-        return tuple(self.argument(value, where) for value in values)
+        # What was found right is lists of strings, which nothing else that JSON can give is equal to.
+        for known, arguments in self.argument_lists:
+            if values == known:
+                return arguments
+        arguments = tuple([self.argument(value, where) for value in values])
+        if len(self.argument_lists) < MAX_ARGUMENT_LISTS:
+            self.argument_lists.append((values, arguments))
+        return arguments
 
     def argument(self, value: Any, where: str) -> Argument:
         if not (isinstance(value, list) and len(value) == 2 and all(isinstance(item, str) for item in value)):
@@ -270,11 +292,11 @@ class _Reader:
     def rule(self, row: Any, where: str, entries: Mapping[str, Entry]) -> Rule:
         row = self.object(row, where)
         names = self.field(row, "entries", list, where)
-        for name in names:
-            if not isinstance(name, str) or name not in entries:
-                raise self.fail(where, f"names an entry that is not there: {_shown(name)}")
+        if not all(type(name) is str for name in names) or not entries.keys() >= set(names):
+            unknown = next(name for name in names if not isinstance(name, str) or name not in entries)
+            raise self.fail(where, f"names an entry that is not there: {_shown(unknown)}")
         return Rule(
-            when=self.formula(row.get("when"), f"{where} when", PROBLEM_NAMES | DEVICE_NAMES),
+            when=self.formula(row.get("when"), where, "when"),
             entries=tuple(names),
             origin=self.text(row, "origin", where),
         )
@@ -299,13 +321,13 @@ class _Reader:
 
     def name(self, row: dict[str, Any], name: str, where: str) -> str:
         value = self.field(row, name, str, where)
-        if not _NAME.fullmatch(value):
+        if not is_name(value):
             raise self.fail(where, f"{name} must be letters, digits, '_' and, not first, '.', got {_shown(value)}")
         return value
 
     def digest(self, row: dict[str, Any], name: str, where: str) -> str:
         value = self.field(row, name, str, where)
-        if not _DIGEST.fullmatch(value):
+        if not is_digest(value):
             raise self.fail(where, f"{name} must be a sha256 in hex, got {_shown(value)}")
         return value
 
@@ -315,9 +337,9 @@ class _Reader:
             raise self.fail(where, f"{name} must have 3 items, got {len(value)}")
         return value
 
-    def count(self, value: Any, where: str, least: int, most: int) -> int:
+    def count(self, value: Any, where: str, what: str, least: int, most: int) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise self.fail(where, f"must be an integer from {least} to {most}, got {_shown(value)}")
+            raise self.fail(f"{where} {what}", f"must be an integer from {least} to {most}, got {_shown(value)}")
         return value
 
     def mapping(self, row: dict[str, Any], name: str, type_: type, where: str) -> dict[str, Any]:
@@ -329,14 +351,19 @@ class _Reader:
                 raise self.fail(where, f"{name}[{_shown(key)}] must be a {type_.__name__}, got {type(item).__name__}")
         return value
 
-    def formula(self, text: Any, where: str, names: frozenset[str]) -> Formula:
+    def formula(self, text: Any, where: str, what: str) -> Formula:
+        known = self.formulas.get(text) if type(text) is str else None
+        if known is not None:
+            return known
         try:
             formula = Formula(text)
         except FormulaError as error:
-            raise self.fail(where, str(error)) from None
-        unknown = formula.names - names
+            raise self.fail(f"{where} {what}", str(error)) from None
+        unknown = formula.names - FORMULA_NAMES
         if unknown:
+            names = ", ".join(sorted(unknown))
             raise self.fail(
-                where, f"formula {text!r} names {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}"
+                f"{where} {what}", f"formula {text!r} names {names}; known: {', '.join(sorted(FORMULA_NAMES))}"
             )
+        self.formulas[text] = formula
         return formula

@@ -15,8 +15,7 @@ One buffer serves every kernel. The nibbles past K in the last word are never re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gristmill.arrays import numpy_dtype
@@ -27,16 +26,26 @@ VALUES_PER_WORD = 8
 NIBBLE_SHIFTS = np.array([4 * (i // 2) + 16 * (i % 2) for i in range(VALUES_PER_WORD)], dtype=np.uint32)
 IMPLIED_ZERO_POINT = 8.0
 
+ARRAYS = ("qweight", "scales", "zero_points", "bias", "perm")
+
 # Rows start at 16-byte borders, so that a lane's widest load never straddles one.
 ROW_WORDS = 4
 
 
-@dataclass(frozen=True, eq=False)
 class PackedWeight:
     """A 4-bit weight in layout k8x.
 
     The arrays are all of one kind: numpy arrays on the host (bfloat16 as `ml_dtypes.bfloat16`), or torch tensors or
     `DeviceArray`s on one device. `K`, `N` and `group_size` are the logical sizes; `group_size` is resolved (K for -1).
+    It cannot be changed; `replace` and `map` make another one.
+
+    Parameters
+    ----------
+    qweight : (N, ceil(K/8)) int32, unit inner stride
+    scales : (N, num_groups)
+    zero_points : like `scales`, or None
+    bias : (N,) or None
+    perm : (K,) int32 or None
 
     Raises
     ------
@@ -47,28 +56,54 @@ class PackedWeight:
     N: int
     group_size: int
     dtype: str
-    qweight: Any  # (N, ceil(K/8)) int32, unit inner stride
-    scales: Any  # (N, num_groups)
-    zero_points: Any = None  # (N, num_groups) or None
-    bias: Any = None  # (N,) or None
-    perm: Any = None  # (K,) int32 or None
+    qweight: Any
+    scales: Any
+    zero_points: Any
+    bias: Any
+    perm: Any
 
-    def __post_init__(self) -> None:
-        if self.K < 1 or self.N < 1:
-            raise ShapeError(f"K and N must be at least 1, got K={self.K} N={self.N}")
-        object.__setattr__(self, "group_size", resolve_group_size(self.group_size, self.K))
-        check_dtype(self.dtype, "the weight's dtype")
-        words = -(-self.K // VALUES_PER_WORD)
-        _check_array("qweight", self.qweight, (self.N, words), "int32", "(N, ceil(K/8))")
-        groups = (self.N, self.num_groups)
-        rule = f"(N, ceil(K/group_size)) with K={self.K} group_size={self.group_size}"
-        _check_array("scales", self.scales, groups, self.dtype, rule)
-        if self.zero_points is not None:
-            _check_array("zero_points", self.zero_points, groups, self.dtype, rule)
-        if self.bias is not None:
-            _check_array("bias", self.bias, (self.N,), self.dtype, "(N,)")
-        if self.perm is not None:
-            _check_array("perm", self.perm, (self.K,), "int32", "(K,)")
+    # Written by hand: making a dataclass of it takes 1 ms, and 1 ms more for the module that does it.
+    def __init__(
+        self,
+        K: int,
+        N: int,
+        group_size: int,
+        dtype: str,
+        qweight: Any,
+        scales: Any,
+        zero_points: Any = None,
+        bias: Any = None,
+        perm: Any = None,
+    ) -> None:
+        if K < 1 or N < 1:
+            raise ShapeError(f"K and N must be at least 1, got K={K} N={N}")
+        group_size = resolve_group_size(group_size, K)
+        check_dtype(dtype, "the weight's dtype")
+        _check_array("qweight", qweight, (N, -(-K // VALUES_PER_WORD)), "int32", "(N, ceil(K/8))")
+        groups = (N, -(-K // group_size))
+        rule = f"(N, ceil(K/group_size)) with K={K} group_size={group_size}"
+        _check_array("scales", scales, groups, dtype, rule)
+        if zero_points is not None:
+            _check_array("zero_points", zero_points, groups, dtype, rule)
+        if bias is not None:
+            _check_array("bias", bias, (N,), dtype, "(N,)")
+        if perm is not None:
+            _check_array("perm", perm, (K,), "int32", "(K,)")
+        vars(self).update(
+            K=K, N=N, group_size=group_size, dtype=dtype,
+            qweight=qweight, scales=scales, zero_points=zero_points, bias=bias, perm=perm,
+        )  # fmt: skip
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"a PackedWeight cannot be changed; replace({name}=...) makes another one")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a PackedWeight cannot be changed; {name} stays")
+
+    def __repr__(self) -> str:
+        sizes = f"K={self.K}, N={self.N}, group_size={self.group_size}, dtype={self.dtype}"
+        arrays = ", ".join(name for name in ARRAYS if getattr(self, name) is not None)
+        return f"PackedWeight({sizes}, {type(self.qweight).__name__}s {arrays})"
 
     @property
     def num_groups(self) -> int:
@@ -84,11 +119,13 @@ class PackedWeight:
 
     def map(self, convert) -> PackedWeight:
         """The same weight with `convert` applied to each array that is there."""
-        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("qweight", "scales", "zero_points", "bias", "perm"):
-            if arrays[name] is not None:
-                arrays[name] = convert(arrays[name])
-        return PackedWeight(**arrays)
+        return self.replace(
+            **{name: convert(getattr(self, name)) for name in ARRAYS if getattr(self, name) is not None}
+        )
+
+    def replace(self, **changes: Any) -> PackedWeight:
+        """The same weight with some of its fields changed."""
+        return PackedWeight(**{**vars(self), **changes})
 
 
 def pack(

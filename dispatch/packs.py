@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import importlib.util
 import os
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gristmill.device import PACKS_FOR_ARCH
 from gristmill.environment import pack_path
 from gristmill.errors import DamagedPackError, ManifestError, NoPackError, PackError
 from gristmill.manifest import MAX_BYTES, Entry, Manifest
+from gristmill.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from gristmill.verified import Record
@@ -43,21 +44,21 @@ class Pack(NamedTuple):
 
     def object_bytes(self, entry: Entry) -> int:
         """Size of the entry's code object; DamagedPackError when it is not there."""
-        path = self.folder / "objects" / f"{entry.object}.{self.manifest.kind}"
+        path = f"{self.folder}/objects/{entry.object}.{self.manifest.kind}"
         try:
-            return path.lstat().st_size
+            return os.lstat(path).st_size
         except OSError as error:
             raise self._damaged(f"{path}: {error.strerror}") from None
 
     def read_object(self, entry: Entry) -> bytes:
         """The bytes of the entry's code object; DamagedPackError unless their sha256 is the manifest's."""
         name = f"{entry.object}.{self.manifest.kind}"
-        path = self.folder / "objects" / name
+        path = f"{self.folder}/objects/{name}"
         try:
             code = _read(self.folder, ("objects", name), MAX_OBJECT_BYTES)
         except OSError as error:
             raise self._damaged(f"{path}: {error.strerror}") from None
-        digest = hashlib.sha256(code).hexdigest()
+        digest = sha256(code)
         if digest != entry.object:
             raise self._damaged(f"{path}: {len(code)} bytes with sha256 {digest}, the manifest says {entry.object}")
         return code
@@ -77,6 +78,23 @@ class Pack(NamedTuple):
 
     def _damaged(self, what: str) -> DamagedPackError:
         return DamagedPackError(f"{what}; reinstall {distribution_name(self.manifest.arch)}")
+
+
+def sha256(data: bytes) -> str:
+    """The sha256 of `data` in hex.
+
+    By OpenSSL, as `hashlib` has it, where that is loaded already, as it is beside torch. To load it takes longer than
+    Python's own, which is at hand, needs for all that a model loads.
+    """
+    if "_hashlib" not in sys.modules:
+        for name in ("_sha2", "_sha256"):  # from 3.12 on, before
+            try:
+                return importlib.import_module(name).sha256(data).hexdigest()
+            except ImportError:
+                continue
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
 
 
 def distribution_name(arch: str) -> str:
@@ -159,7 +177,9 @@ def _read(folder: Path, names: Sequence[str], most: int) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file")
         if status.st_size > most:
             raise OSError(errno.EFBIG, f"{status.st_size} bytes, more than {most}")
-        with open(handle, "rb", closefd=False) as file:
-            return file.read()
+        data = os.read(handle, status.st_size)
+        while len(data) < status.st_size and (rest := os.read(handle, status.st_size - len(data))):
+            data += rest
+        return data
     finally:
         os.close(handle)

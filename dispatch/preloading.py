@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from gristmill.arrays import Device
 from gristmill.device import DeviceFacts
 from gristmill.errors import FormulaError, PreloadLimitError
-from gristmill.formula import Formula
+from gristmill.formula import Formula, tokens
+from gristmill.launch import INT32_MAX
 from gristmill.loader import Loader, forget_loaders
-from gristmill.manifest import Entry, Manifest
+from gristmill.manifest import Entry, Manifest, Rule
+from gristmill.named_tuple import NamedTuple
 from gristmill.packed_weight import PackedWeight
 from gristmill.prepared import MAX_ALIGNMENT, PreparedWeight, prepare
 from gristmill.problem import Problem
-from gristmill.select import select
+from gristmill.ranges import Range, UndecidedError
+from gristmill.select import select, unmet_needs
 
-# What is not known before a call.
-_OPEN = frozenset({"M", "alignment"})
+ALIGNMENTS = (16, 8, 4, 2, 1)
+
+# Where the truth of a comparison of M with a number changes, counted from the number.
+_BORDERS = {"<=": (1,), ">": (1,), "<": (0,), ">=": (0,), "==": (0, 1), "!=": (0, 1)}
+
+MAX_ROW_RANGES = 64  # a pack that splits M finer gets ranges joined, and a few kernels more
 
 Kernel = tuple[Loader, Entry]
 
@@ -103,29 +109,109 @@ def _code_bytes(kernels: Iterable[Kernel]) -> int:
 
 
 def reachable_entries(problem: Problem, device: DeviceFacts, manifest: Manifest) -> list[Entry]:
-    """Entries that some M and some alignment can lead to, all else being as in `problem`.
+    """Entries that some M and some alignment can lead to, all else being as in `problem`; in the manifest's order.
 
-    A superset: a formula that names M or the alignment is taken to hold.
+    A superset: M is looked at in ranges, as the policy's rules divide it, and where something holds for a part of a
+    range only, both what follows from it and what follows from the contrary count as reachable.
     """
+    kin = [
+        entry
+        for entry in manifest.entries.values()
+        if entry.needs.dtype == problem.dtype
+        and entry.needs.zero_points == problem.has_zero_points
+        and entry.op == problem.op
+    ]
+    ranges = _row_ranges(manifest.policy)
+    reached = set()
+    for alignment in _alignments(problem, device, manifest.policy, kin):
+        aligned = problem._replace(alignment=alignment)
+        candidates = _candidates(aligned, device, kin)
+        for rows in ranges:
+            # Arithmetic and comparisons work with a range as they do with a number.
+            here = aligned._replace(M=rows)  # type: ignore[arg-type]
+            reached |= _reached(here, device, manifest.policy, candidates)
+    return [entry for entry in kin if entry.name in reached]
+
+
+def _candidates(problem: Problem, device: DeviceFacts, entries: list[Entry]) -> dict[str, Entry]:
+    """Those of `entries` whose conditions can hold for some M, as far as that can be told without it."""
     values = {**problem.names(), **device.names()}
+    known: dict[str, bool] = {}
 
     def can_hold(formula: Formula) -> bool:
+        holds = known.get(formula.text)
+        if holds is None:
+            holds = known[formula.text] = "M" in formula.names or bool(_value(formula, values))
+        return holds
+
+    return {entry.name: entry for entry in entries if all(map(can_hold, entry.needs.conditions))}
+
+
+def _reached(problem: Problem, device: DeviceFacts, policy: tuple[Rule, ...], candidates: dict[str, Entry]) -> set[str]:
+    """Names of the candidates that selection may come to, `problem.M` being a range."""
+    values = {**problem.names(), **device.names()}
+    reached = set()
+    for rule in policy:
         try:
-            return bool(formula.names & _OPEN) or bool(formula(values))
-        except FormulaError:
-            return False
+            if not _value(rule.when, values):
+                continue
+            surely = True
+        except UndecidedError:
+            surely = False
+        for name in rule.entries:
+            entry = candidates.get(name)
+            if entry is None:
+                continue
+            try:
+                if unmet_needs(entry, problem, device):
+                    continue
+            except UndecidedError:
+                reached.add(name)
+                continue
+            reached.add(name)
+            if surely:
+                return reached
+            break
+    return reached
 
-    def fits(entry: Entry) -> bool:
-        needs = entry.needs
-        return (
-            entry.op == problem.op
-            and needs.dtype == problem.dtype
-            and needs.zero_points == problem.has_zero_points
-            and all(can_hold(condition) for condition in needs.conditions)
-        )
 
-    names = [name for rule in manifest.policy if can_hold(rule.when) for name in rule.entries]
-    return [manifest.entries[name] for name in dict.fromkeys(names) if fits(manifest.entries[name])]
+def _row_ranges(policy: tuple[Rule, ...]) -> list[Range]:
+    """All M that a call can have, in ranges over which no comparison of M with a number in the policy changes."""
+    starts = {1}
+    for rule in policy:
+        words = tokens(rule.when.text) if "M" in rule.when.names else []
+        for left, comparison, right in zip(words, words[1:], words[2:], strict=False):
+            if left == "M" and right.isdecimal():
+                starts.update(int(right) + step for step in _BORDERS.get(comparison, ()))
+            elif right == "M" and left.isdecimal() and comparison in _BORDERS:
+                starts.update((int(left), int(left) + 1))
+    ordered = sorted(start for start in starts if 1 <= start <= INT32_MAX)
+    ordered = ordered[:: -(-len(ordered) // MAX_ROW_RANGES)]
+    ends = [start - 1 for start in ordered[1:]] + [INT32_MAX]
+    return [Range(start, end) for start, end in zip(ordered, ends, strict=True)]
+
+
+def _alignments(problem: Problem, device: DeviceFacts, policy: tuple[Rule, ...], entries: list[Entry]) -> list[int]:
+    """Alignments, one for each way in which formulas can tell them apart."""
+    formulas = [rule.when for rule in policy]
+    for entry in entries:
+        formulas += (*entry.needs.conditions, *entry.grid, entry.dynamic_shared_bytes)
+    naming = {formula.text: formula for formula in formulas if "alignment" in formula.names}.values()
+    if any("M" in formula.names for formula in naming):
+        return list(ALIGNMENTS)
+    values = {**problem.names(), **device.names()}
+    classes: dict[tuple[int | None, ...], int] = {}
+    for alignment in ALIGNMENTS:
+        values["alignment"] = alignment
+        classes.setdefault(tuple([_value(formula, values) for formula in naming]), alignment)
+    return list(classes.values())
+
+
+def _value(formula: Formula, values: dict[str, int]) -> int | None:
+    try:
+        return formula(values)
+    except FormulaError:
+        return None
 
 
 def _entries_for(prepared: PreparedWeight, M: range | None) -> list[Entry]:

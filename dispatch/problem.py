@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from typing import NamedTuple
 
 from gristmill.errors import DTypeError, ShapeError
+from gristmill.named_tuple import NamedTuple
 
 OP_W4A16_GEMM = "w4a16_gemm"
 DTYPES = ("float16", "bfloat16")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gristmill.device import DeviceFacts
 from gristmill.errors import FormulaError, NoKernelError
 from gristmill.formula import Formula
 from gristmill.manifest import Entry, Manifest
+from gristmill.named_tuple import NamedTuple
 from gristmill.problem import Problem
 
 MAX_GRID = (2**31 - 1, 65535, 65535)  # in blocks
@@ -45,7 +44,7 @@ def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selecti
         for name in rule.entries:
             entry = manifest.entries[name]
             if not unmet_needs(entry, problem, device):
-                grid, dynamic_shared_bytes = launch_shape(entry, problem, device)
+                grid, dynamic_shared_bytes = _launch_shape(entry, values)
                 return Selection(
                     entry=entry,
                     grid=grid,
@@ -96,7 +95,7 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
     if threads > device.max_threads_per_block:
         reasons.append(f"needs {threads} threads a block, the device has {device.max_threads_per_block}")
     try:
-        grid, dynamic_shared_bytes = launch_shape(entry, problem, device)
+        grid, dynamic_shared_bytes = _launch_shape(entry, values)
     except FormulaError as error:
         return [*reasons, str(error)]
     shared_bytes = entry.static_shared_bytes + dynamic_shared_bytes
@@ -115,7 +114,10 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
 
 def launch_shape(entry: Entry, problem: Problem, device: DeviceFacts) -> tuple[tuple[int, int, int], int]:
     """Grid in blocks and dynamic shared memory in bytes with which `entry` is launched for `problem`."""
-    values = {**problem.names(), **device.names()}
+    return _launch_shape(entry, {**problem.names(), **device.names()})
+
+
+def _launch_shape(entry: Entry, values: dict[str, int]) -> tuple[tuple[int, int, int], int]:
     x, y, z = entry.grid
     return (x(values), y(values), z(values)), entry.dynamic_shared_bytes(values)
 

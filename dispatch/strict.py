@@ -11,8 +11,15 @@ StrictModeError is raised before any of this happens:
   off for as long.
 
 "By the runtime" means: in a thread that has a function of `gristmill` on its stack, whether Gristmill does it or
-something that Gristmill has called; but what torch does while it is imported is torch's own affair, whoever asks for it
-first. What your own code does is left alone; `enable(whole_process=True)`, or GRISTMILL_STRICT=process, watches all.
+something that Gristmill has called. Torch is the exception: what it does when Gristmill calls it, itself or by others,
+is torch's own affair, be it an import, a file, a socket or a child process. Torch looks for triton, reads caches and
+starts helpers at times of its own choosing: when it is imported, at the first use of a GPU, where your code has asked
+for torch.compile and a layer of ours comes first. It does so in the same way with Gristmill or without, and nothing in
+torch that Gristmill calls compiles (a test reads the sources for it). So going outwards from what happens, the first
+function that is torch's or Gristmill's decides; a function of ours that torch calls is watched like any other.
+
+What your own code does is left alone; `enable(whole_process=True)`, or GRISTMILL_STRICT=process, watches all,
+torch too.
 
 A finder on `sys.meta_path` sees imports, an audit hook (`sys.addaudithook`) all else that Python code does. Neither
 sees what C code does behind Python's back: a driver library that opens its device files, say. An audit hook can never
@@ -165,12 +172,12 @@ def _outside_importlib(frame: FrameType) -> FrameType:
 
 
 def _runtime_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost function of `gristmill` among `frame` and its callers; None while torch is being imported."""
+    """The innermost function of `gristmill` among `frame` and its callers; None where one of torch is further in."""
     while frame is not None:
-        name = frame.f_globals.get("__name__") or ""
-        if name == "torch" and frame.f_code.co_name == "<module>":
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package == "torch":
             return None
-        if name == "gristmill" or name.startswith("gristmill."):
+        if package == "gristmill":
             return frame
         frame = frame.f_back
     return None

@@ -8,6 +8,7 @@ CPU key is the float64 reference.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from gristmill.prepared import PreparedWeight, _prepared, prepare
 from gristmill.torch_weights import array_of, tensor_of, to_numpy, to_torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 __all__ = ["linear", "to_torch"]
 
@@ -51,15 +52,18 @@ def linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None, stream: A
     Under torch.autocast x is cast to autocast's dtype, which must be the weight's, as `nn.Linear` casts it; an x that
     has the weight's dtype already, and a call with `out`, are left alone.
     """
+    if not is_dynamo_compiling():  # what else compiles calls with tensors of its own kind, or under a dispatch mode
+        found = _prepared.get(id(weight))
+        if found is not None:
+            fast = found[1].fast
+            if fast:
+                result = fast(x, out, stream if stream is None else stream_handle(stream))
+                if result is not None:
+                    return result
     if is_compiling():
         if out is not None or stream is not None:
             raise ArgumentError("out and stream must be None under torch.compile")
         return _call_op(x, weight)
-    found = _prepared.get(id(weight))
-    if found is not None and found[1].fast:
-        result = found[1].fast(x, out, stream if stream is None else stream_handle(stream))
-        if result is not None:
-            return result
     if out is not None or stream is not None:
         return _linear_into(x, weight, out, stream)
     if (
@@ -71,10 +75,10 @@ def linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None, stream: A
     ):
         _check_devices(x, weight)
         return _call_op(x, weight)
-    return _launch(x, prepare(weight) if found is None else found[1], weight.perm)
+    return _launch(x, prepare(weight), weight.perm)
 
 
-serve_torch(linear)
+serve_torch(linear, Tensor)
 
 
 def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
@@ -336,16 +340,39 @@ def _weight_of(
     )
 
 
-def _no_backward(context: Any, grad: Tensor) -> Any:
-    raise NotImplementedError(
-        "gristmill::w4a16_linear is for inference and has no gradient; call it under torch.no_grad()"
-    )
+def _op_autograd(keys: Any, *arguments: Any) -> Tensor:
+    below = keys & torch._C._after_autograd_keyset  # type: ignore[attr-defined]
+    if torch.is_grad_enabled() and any(isinstance(given, Tensor) and given.requires_grad for given in arguments):
+        return _without_gradient().apply(below, *arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _op.redispatch(below, *arguments)
+
+
+@cache
+def _without_gradient() -> Any:
+    """The op as autograd knows it: what needs its gradient gets an error, and when it is asked for."""
+
+    class WithoutGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, below: Any, *arguments: Any) -> Tensor:
+            with torch._C._AutoDispatchBelowAutograd():
+                return _op.redispatch(below, *arguments)
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> Any:
+            raise NotImplementedError(
+                "gristmill::w4a16_linear is for inference and has no gradient; call it under torch.no_grad()"
+            )
+
+    return WithoutGradient
 
 
 _library.impl("w4a16_linear", _op_cuda, "CUDA")
 _library.impl("w4a16_linear", _op_cpu, "CPU")
 for _key in ("AutocastCUDA", "AutocastCPU"):
     _library.impl("w4a16_linear", _op_autocast, _key)
-torch.library.register_fake("gristmill::w4a16_linear", _op_fake, lib=_library)
-torch.library.register_autograd("gristmill::w4a16_linear", _no_backward, lib=_library)
+# What register_fake and register_autograd come to. They also look up from where they were called in the sources of all
+# modules, and make classes: 4 ms that the first result of a process would wait for.
+_library.impl("w4a16_linear", _op_fake, "Meta")
+_library.impl("w4a16_linear", _op_autograd, "Autograd", with_keyset=True)
 _op = torch.ops.gristmill.w4a16_linear.default

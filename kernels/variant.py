@@ -60,5 +60,6 @@ class CxxVariant:
     roundings: int  # see gristmill.manifest.Entry
     weights_in_dtype: bool
     early_start: bool = False  # see gristmill.manifest.Entry
+    features: str = ""  # "a" for sm_90a: instructions of this very processor, which no later one needs to have
     # What people are told of it beside registers and the like, in the entry's resources: counts, predictions.
     figures: Mapping[str, int] = field(default_factory=dict)

@@ -35,6 +35,14 @@ def test_a_line_has_time_rate_and_the_ratio_to_each_peer():
         assert part in text
 
 
+def test_the_page_has_a_row_per_problem_and_a_column_per_peer():
+    text = bench.markdown([cell(1, 4.0, a=8.0, b=16.0), cell(8, 5.0, b=4.0)], {"device": "a GPU"})
+    head, first, second = text.splitlines()[2], *text.splitlines()[4:]
+    assert head.split(" | ")[-3:] == ["a", "b", "over best |"]
+    assert first == "| 4096x6144 | 1 | 3.0 | 4.0 | 5.0 | 4000 | 93 | 8.0 | 16.0 | 0.50 |"
+    assert second.endswith("| 93 |  | 4.0 | 1.25 |")
+
+
 def test_the_plot_has_both_forms_and_the_same_bytes_again(tmp_path):
     pytest.importorskip("matplotlib")
     cells = [cell(1, 4.0, a=8.0), cell(8, 5.0, a=9.0)]

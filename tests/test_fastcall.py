@@ -150,6 +150,19 @@ def test_the_launch_is_the_one_that_python_makes(device, dtype):
     assert len(device.native) == len(views(dtype))
 
 
+def test_outputs_have_the_shape_of_their_own_call(device):
+    """The description of the last output is kept for the next call."""
+    weight = weight_of()
+    shapes = [(5, 72), (5, 72), (1, 5, 72), (5, 1, 72), (6, 72), (72,), (1,) * 9 + (5, 72), (1,) * 9 + (6, 72), (5, 72)]
+    for shape in shapes:
+        in_python(random_x(*shape), weight)
+    for shape in shapes * 2:
+        x = random_x(*shape)
+        found, expected = in_c(x, weight), in_python(x, weight)
+        assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_what_is_new_goes_to_python_once(device):
     weight = weight_of()
     in_python(random_x(5, 72), weight)
@@ -204,9 +217,9 @@ def test_what_is_recorded_to_start_early_is_left_to_python(device, monkeypatch):
     early = LoadedKernel(choice.kernel.entry._replace(early_start=True), choice.kernel.function)
     prepared.choices[next(iter(prepared.choices))] = Choice(early, choice.grid, choice.shared_bytes, choice.origin)
     in_python(x, weight)
-    for capturing, in_c_too in ((0, True), (1, False)):
+    for capturing, stream, in_c_too in ((0, 9, True), (1, 9, False), (1, 0, True)):  # stream 0 cannot be captured
         device.capturing = capturing
-        assert (in_c(x, weight) is not None) == in_c_too
+        assert (in_c(x, weight, stream=stream) is not None) == in_c_too
 
 
 def test_gradients_modes_and_the_profiler_see_an_operator(device):

@@ -1,6 +1,9 @@
+import itertools
+
 import pytest
+from formula_by_ast import names_in
 from gristmill.errors import FormulaError
-from gristmill.formula import MAX_LENGTH, Formula
+from gristmill.formula import MAX_DEPTH, MAX_LENGTH, Formula
 
 
 @pytest.mark.parametrize(
@@ -38,9 +41,51 @@ def test_formula_refuses_what_is_not_its_language(text):
         formula = Formula(text)
     except FormulaError:
         return
-    # Deep nesting may be accepted where the parser copes with it: then it must be harmless.
-    assert set(text) <= set("(-M)")
-    assert formula({"M": 3}) in (3, -3)
+    pytest.fail(f"{formula.text} was taken")
+
+
+@pytest.mark.parametrize("nested", ["({})", "-{}", "not {}", "-({})", "min(M, {})", "M + ({})"])
+def test_formula_as_deep_as_may_be_is_evaluated_and_a_deeper_one_is_refused(nested):
+    """None that is taken is too deep for Python's compiler."""
+    texts = ["M"]
+    while len(texts[-1]) <= MAX_LENGTH:
+        texts.append(nested.format(texts[-1]))
+    taken = [text for text in texts if is_taken(text)]
+    assert taken == texts[: len(taken)]
+    assert min(MAX_DEPTH, len(texts) - 2) < len(taken) <= MAX_DEPTH + 1
+    for text in taken:
+        assert isinstance(Formula(text)({"M": 3}), int)
+
+
+def is_taken(text: str) -> bool:
+    try:
+        Formula(text)
+    except FormulaError:
+        return False
+    return True
+
+
+def test_every_short_row_of_tokens_is_read_as_python_reads_it():
+    """Up to five tokens: the same ones are formulas, with the same names; but for a comma before a bracket's end."""
+    kinds = ("M", "7", "-", "*", "<=", "not", "and", "min", "(", ")", ",")
+    rows = [row for length in range(1, 5) for row in itertools.product(kinds, repeat=length)]
+    rows += [("min", "(", *row) for row in itertools.product(kinds, repeat=4)]
+    for row in rows:
+        text = " ".join(row)
+        expected = names_in(text)
+        if ", )" in text:
+            assert not is_taken(text)
+        elif expected is None:
+            assert not is_taken(text), text
+        else:
+            assert Formula(text).names == expected
+
+
+def test_nothing_is_compiled_before_it_is_evaluated():
+    formula = Formula("M + 1")
+    assert formula._code is None
+    assert formula({"M": 1}) == 2
+    assert formula._code is not None
 
 
 @pytest.mark.parametrize("text", ["2if M else N", "1_000", "0x10", "3j", "1.", "7or M", "M + 5and N"])

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -116,3 +119,21 @@ def test_packed_weight_refuses_arrays_that_are_not_the_layout():
         PackedWeight(64, 4, 32, "float16", np.asfortranarray(good.qweight), good.scales)
     with pytest.raises(ShapeError, match=r"qweight must have shape \(4, 8\)"):
         PackedWeight(64, 4, 32, "float16", good.qweight[:, :7], good.scales)
+
+
+def test_a_weight_cannot_be_changed_but_replaced():
+    weight = pack(np.zeros((4, 64), int), np.ones((4, 2)), group_size=32, dtype="float16")
+    with pytest.raises(AttributeError, match="a PackedWeight cannot be changed"):
+        weight.scales = None
+    with pytest.raises(AttributeError, match="a PackedWeight cannot be changed"):
+        del weight.scales
+    other = weight.replace(bias=np.zeros(4, np.float16))
+    assert weight.bias is None
+    assert other.bias is not None
+    assert other.qweight is weight.qweight
+    assert repr(other) == "PackedWeight(K=64, N=4, group_size=32, dtype=float16, ndarrays qweight, scales, bias)"
+    with pytest.raises(ShapeError):
+        weight.replace(K=65)
+    for copied in (copy.copy(weight), copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        np.testing.assert_array_equal(copied.qweight, weight.qweight)
+        assert (copied.K, copied.group_size, copied.dtype, copied.bias) == (64, 32, "float16", None)

@@ -1,5 +1,9 @@
+import hashlib
+import importlib
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from gristmill import packs
@@ -162,3 +166,21 @@ def test_record_that_is_no_verification_is_refused(record, tmp_path):
     (folder / "verified.json").write_text(json.dumps({"entries": {entry.name: good | record}}))
     with pytest.raises(ManifestError, match=r"not a record of a verification|must be printable"):
         packs.Pack.open(folder).verified()
+
+
+@pytest.mark.parametrize("usable", ["OpenSSL", "Python's own", "nothing but hashlib"])
+def test_sha256_by_whatever_python_has(usable, monkeypatch):
+    expected = hashlib.sha256(b"abc").hexdigest()
+    if usable != "OpenSSL":
+        monkeypatch.delitem(sys.modules, "_hashlib")
+    if usable == "nothing but hashlib":
+        monkeypatch.setattr(packs.importlib, "import_module", lambda name: importlib.__import__(f"no{name}"))
+    assert packs.sha256(b"abc") == expected
+
+
+def test_hashlib_is_not_loaded_for_a_pack(tmp_path):
+    program = (
+        "import sys, pathlib; from gristmill.packs import Pack; pack = Pack.open(pathlib.Path(sys.argv[1]));"
+        "pack.read_object(*pack.manifest.entries.values()); assert '_hashlib' not in sys.modules, 'loaded'"
+    )
+    subprocess.run([sys.executable, "-c", program, write_pack(tmp_path)], check=True)

@@ -4,9 +4,14 @@ import fake_driver
 import gristmill
 import pytest
 from gristmill.arrays import Device, DeviceArray
+from gristmill.device import nominal_device
 from gristmill.errors import DamagedPackError, PreloadLimitError
+from gristmill.formula import Formula
 from gristmill.loader import loader_for
-from gristmill.preloading import preload, unload
+from gristmill.manifest import Needs, Rule
+from gristmill.packs import Pack
+from gristmill.preloading import preload, reachable_entries, unload
+from gristmill.problem import Problem
 
 
 def unloaded_weight(device="fake:0", dtype="float16", **options):
@@ -39,6 +44,37 @@ def test_several_weights_on_several_devices(fake_device):
 
 def test_only_the_rows_that_will_come(fake_device):
     assert preload(unloaded_weight(), range(100, 103)).entries == ("floor_float16", "tiled_float16")
+
+
+def test_what_an_earlier_choice_always_comes_before_is_not_loaded(fake_device, tmp_path):
+    """Rules are walked in ranges of M: an entry is out of reach behind one whose needs hold all over a range."""
+    grid = (Formula("min(ceil_div(M, 8), 65535)"), Formula("1"), Formula("1"))
+
+    def entry(name, *conditions, shared="512 * min(M, 8)"):
+        needs = Needs("float16", False, tuple(map(Formula, conditions)))
+        code = name.encode()
+        return fake_driver.entry(name, code, needs=needs, grid=grid, dynamic_shared_bytes=Formula(shared)), code
+
+    rows = [
+        entry("aligned", "alignment % 16 == 0", "K % 64 == 0"),
+        entry("aligned_too", "alignment % 16 == 0"),
+        entry("no_group", "group_size == 64"),
+        entry("few", "M <= 4"),
+        entry("large", shared="M * 1024"),
+        entry("rest"),
+        entry("behind"),
+    ]
+    rules = (
+        Rule(Formula("M <= 8"), ("no_group", "aligned", "aligned_too", "few", "rest", "behind"), "test"),
+        Rule(Formula("M > 4"), ("large", "rest"), "test"),
+        Rule(Formula("1"), ("behind",), "test"),
+    )
+    manifest = fake_driver.write_pack(tmp_path / "other", "sm90", rows, rules)
+    manifest = Pack.open(manifest).manifest
+    problem = Problem("w4a16_gemm", 1, 24, 128, 32, "float16", False, False, 16)
+    reachable = reachable_entries(problem, nominal_device("sm90"), manifest)
+    # "rest" for M = 5..8 without alignment, and where "large" is too large; "few" up to 4, without alignment.
+    assert [entry.name for entry in reachable] == ["aligned", "few", "large", "rest"]
 
 
 def test_limit(fake_device):

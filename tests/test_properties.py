@@ -10,8 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import sample_pack
+from formula_by_ast import names_in
 from gristmill.checkpoints.affine import AffineWeight, LayerInfo
 from gristmill.checkpoints.gguf import GgufCheckpoint
+from gristmill.device import nominal_device
 from gristmill.errors import (
     ArgumentError,
     CheckpointError,
@@ -24,7 +26,9 @@ from gristmill.errors import (
 from gristmill.formula import MAX_LENGTH, Formula
 from gristmill.manifest import Manifest
 from gristmill.packed_weight import dequantize, pack, unpack_nibbles
+from gristmill.preloading import reachable_entries
 from gristmill.problem import Problem
+from gristmill.ranges import Range, UndecidedError
 from gristmill.select import select
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -133,6 +137,43 @@ def test_any_text_is_a_formula_over_integers_or_a_formula_error(text):
     assert not formula.names & {"min", "max", "ceil_div"}
 
 
+TOKEN_TEXT = (
+    "M N _a1 0 7 00 08 1_0 2x 1.5 .5 ... + - * ** / // % < <= == != > >= <> = := -> << ! ~ & | ^ @ # ( ) , [ ] { } : ; "
+    ". ' \" \\ \u00e9 \uff2d \u2160 \u0661 f' *M =M min( min(M, ceil_div(M, print( 9223372036854775809 "
+    "9223372036854775808 and or not is in if else for lambda await yield None True __debug__ min max ceil_div"
+)
+TOKENS = st.sampled_from([*TOKEN_TEXT.split(), *"\n\t\f\r\0"])
+
+
+@given(
+    st.one_of(
+        st.tuples(st.sampled_from(["", " "]), st.lists(TOKENS, max_size=12)).map(lambda t: t[0].join(t[1])),
+        st.lists(ALPHABET, max_size=40).map("".join),
+        st.text(max_size=30),
+    )
+)
+@settings(max_examples=2000)
+def test_what_is_no_formula_of_pythons_is_refused(text):
+    """Nothing is taken that the whitelist of syntax-tree nodes refuses, and names are what Python takes for names."""
+    try:
+        formula = Formula(text)
+    except FormulaError:
+        return
+    assert formula.names == names_in(text)
+
+
+@given(st.recursive(LEAVES, compound, max_leaves=8), st.integers(0, 400), TOKENS, st.integers(0, 3))
+@settings(max_examples=500)
+def test_a_formula_that_was_changed_in_one_place_is_read_as_python_reads_it(expression, at, token, cut):
+    at %= len(expression.text) + 1
+    text = expression.text[:at] + token + expression.text[at + cut :]
+    try:
+        formula = Formula(text)
+    except FormulaError:
+        return
+    assert formula.names == names_in(text)
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)
@@ -141,6 +182,31 @@ def test_any_text_is_a_formula_over_integers_or_a_formula_error(text):
 def test_what_is_no_text_is_no_formula(value):
     with pytest.raises(FormulaError):
         Formula(value)
+
+
+@given(st.recursive(LEAVES, compound, max_leaves=8), st.integers(-3, 130), st.integers(0, 9))
+@settings(max_examples=500)
+def test_formula_over_a_range_has_the_values_of_its_numbers(expression, least, count):
+    if len(expression.text) > MAX_LENGTH:
+        return
+    formula = Formula(expression.text)
+    values = [_value_of(formula, M) for M in range(least, least + count + 1)]
+    try:
+        found = formula(VALUES | {"M": Range(least, least + count)})
+    except UndecidedError:
+        return
+    except FormulaError:
+        assert set(values) == {None}
+        return
+    ends = (found.least, found.most) if isinstance(found, Range) else (found, found)
+    assert all(value is not None and ends[0] <= value <= ends[1] for value in values)
+
+
+def _value_of(formula: Formula, M: int) -> int | None:
+    try:
+        return formula(VALUES | {"M": M})
+    except FormulaError:
+        return None
 
 
 # Manifests.
@@ -205,8 +271,6 @@ GRIDS = st.sampled_from(["M", "0 - M", "M // (N - 1)", "M * N * K", "ceil_div(M,
 
 @given(PROBLEMS, st.tuples(GRIDS, GRIDS, GRIDS), st.sampled_from(["0", "M - 7", "4 * K", "M * K", "lds_bytes + M"]))
 def test_what_is_selected_can_be_launched(problem, grid, shared):
-    from gristmill.device import nominal_device
-
     entries = [sample_pack.entry(grid=list(grid), dynamic_shared_bytes=shared)]
     manifest = Manifest.parse(sample_pack.dump(sample_pack.manifest(entries=entries)))
     device = nominal_device("gfx1151")
@@ -217,6 +281,44 @@ def test_what_is_selected_can_be_launched(problem, grid, shared):
     assert (problem.dtype, problem.has_zero_points, problem.alignment) == ("float16", False, 16)
     assert all(0 <= extent <= most for extent, most in zip(chosen.grid, (2**31 - 1, 65535, 65535), strict=True))
     assert 0 <= chosen.dynamic_shared_bytes <= device.lds_bytes_per_block
+
+
+CONDITION_TEXT = """
+    M <= 8; not M < 5; alignment % 16 == 0; alignment >= 4; K % 32 == 0; M * alignment < 200; N // M > 3; 3 <= M <= 40;
+    M == 17; 4 > M; 1; M % 2; K // (M - 1) < 9; min(M, 8) * K < 600; max(0 - M, 2) == 2
+"""
+CONDITIONS = st.sampled_from([text.strip() for text in CONDITION_TEXT.split(";")])
+ROW = st.fixed_dictionaries(
+    {
+        "grid": st.tuples(GRIDS, st.just("1"), st.just("1")).map(list),
+        "dynamic_shared_bytes": st.sampled_from(["0", "512 * min(M, 8)", "M * K", "M - 7", "60000"]),
+        "static_shared_bytes": st.sampled_from([0, 6000]),
+        "conditions": st.lists(CONDITIONS, max_size=3),
+        "rule": st.integers(0, 3),
+    }
+)
+
+
+@given(st.lists(ROW, max_size=8), st.tuples(*[CONDITIONS] * 4), st.integers(1, 300), st.integers(1, 300), st.data())
+@settings(max_examples=300)
+def test_what_is_selected_was_reachable(rows, whens, N, K, data):
+    entries, names = [], {rule: [] for rule in range(4)}
+    for i, row in enumerate(rows):
+        needs = {"dtype": "float16", "zero_points": False, "conditions": row.pop("conditions")}
+        names[row.pop("rule")].append(f"entry{i}")
+        entries.append(sample_pack.entry(name=f"entry{i}", needs=needs, **row))
+    policy = [{"when": when, "entries": names[i], "origin": ""} for i, when in enumerate(whens)]
+    manifest = Manifest.parse(sample_pack.dump(sample_pack.manifest(entries=entries, policy=policy)))
+    device = nominal_device("gfx1151")
+    reachable = reachable_entries(Problem("w4a16_gemm", 1, N, K, 32, "float16", False, False, 16), device, manifest)
+    for M in (*range(1, 20), 39, 40, 41, *data.draw(st.lists(st.integers(1, 2**31 - 1), max_size=3)), 2**31 - 1):
+        for alignment in (1, 2, 4, 8, 16):
+            problem = Problem("w4a16_gemm", M, N, K, 32, "float16", False, False, alignment)
+            try:
+                chosen = select(problem, device, manifest)
+            except NoKernelError:
+                continue
+            assert chosen.entry in reachable
 
 
 # Packing.

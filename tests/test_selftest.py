@@ -70,9 +70,7 @@ def test_planted_fault_is_found(kernel, fault, monkeypatch):
 
 
 def _groups_rolled(weight):
-    import dataclasses
-
-    return dataclasses.replace(weight, scales=np.roll(weight.scales, 1, axis=1))
+    return weight.replace(scales=np.roll(weight.scales, 1, axis=1))
 
 
 def test_cases_meet_the_needs_and_reach_the_edges(fake_device):

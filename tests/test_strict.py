@@ -1,5 +1,6 @@
 """Strict mode: each tripwire fires, nothing else does, and the main job runs with it where nothing can be compiled."""
 
+import ast
 import importlib.util
 import os
 import random
@@ -148,6 +149,44 @@ def test_torch_is_free_to_do_as_it_likes_while_it_is_imported(folder):
     with strict.enforced():
         function_of("gristmill.torch_adapter", "called()", called=initialise)()
     assert not strict.violations
+
+
+@pytest.mark.parametrize("kind", ["triton, probed", "aot", "subprocess", "socket", "write", "mkdir"])
+def test_what_torch_does_when_it_is_called_is_torchs_own(kind, folder):
+    """As at the first use of a GPU, which torch prepares where a layer of ours is moved there."""
+    lines, words = VIOLATIONS[kind]
+    lines = f"try:\n  {lines}\nexcept ImportError: pass"
+    by_torch = function_of("torch.cuda", lines, FOLDER=folder)
+    by_others = function_of("torch.nn.modules.module", "called()", called=function_of("other", lines, FOLDER=folder))
+    ours = function_of("gristmill.loader", lines, FOLDER=folder)
+    ours_again = function_of("torch.nn.modules.module", "called()", called=ours)
+    with strict.enforced():
+        for called in (by_torch, by_others):
+            function_of("gristmill.nn", "called()", called=called)()
+            shutil.rmtree(folder + "/a", ignore_errors=True)
+        assert not strict.violations
+        with pytest.raises(StrictModeError, match=rf"forbids ({words}).* beneath gristmill\.loader:"):
+            function_of("gristmill.nn", "called()", called=ours_again)()
+    with strict.enforced(whole_process=True), pytest.raises(StrictModeError, match=rf"forbids ({words})"):
+        by_torch()
+
+
+def test_torch_is_asked_for_nothing_that_compiles():
+    """What strict mode leaves to torch: no name in our sources is of a part of it that builds, fetches or writes."""
+    building = {"compile", "_inductor", "_dynamo", "cpp_extension", "hub", "jit", "save", "package", "Generator"}
+    allowed = {("fastcall.py", "_dynamo")}  # a function in C that allocates; what is around it is there already
+    found = set()
+    for path in Path(gristmill.__file__).parent.rglob("*.py"):
+        if {"aot", "kernels", "csrc"} & set(path.parts[-3:]):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [name]
+            names += [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                parts = name.split(".")
+                found |= {(path.name, part) for part in parts[1:] if parts[0] == "torch" and part in building}
+    assert found == allowed
 
 
 def test_bytecode_is_not_written_while_it_is_on():

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group-size", type=int, default=128, help="default 128, which the peers have too")
     parser.add_argument("--zero-points", action="store_true", help="weights with zero points; the peers have none")
     parser.add_argument("--every-entry", action="store_true", help="time each entry that can, for choosing rules")
-    parser.add_argument("--out", type=Path, help="folder for bench.json, bench.svg and bench.png")
+    parser.add_argument("--out", type=Path, help="folder for bench.json, bench.md, bench.svg and bench.png")
     parser.add_argument("--cold", action="store_true", help="time the first result in fresh processes instead")
     parser.add_argument("--runs", type=int, default=7, help="with --cold: processes per figure (default 7)")
 
@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
+        (arguments.out / "bench.md").write_text(markdown(cells, facts))
         _plot(cells, facts, arguments.out)
     if arguments.json:
         print_json(document)
@@ -114,6 +115,21 @@ def line(cell: Cell) -> str:
         f" {cell.percent_of_copy:4.0f} % of copy  {cell.us / cell.floor_us:.2f} of floor"
         f"  apart {cell.apart_us:.2f} us | {peers} | {cell.entry}"
     )
+
+
+def markdown(cells: list[Cell], facts: dict[str, Any]) -> str:
+    """The table with its conditions, for a page; times in us."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell.peers_us))
+    columns = ["K x N", "M", "floor", "Gristmill", "apart", "GB/s", "% of copy", *names, "over best"]
+    lines = [", ".join(f"{name} {value}" for name, value in facts.items()), ""]
+    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for cell in cells:
+        peers = [f"{cell.peers_us[name]:.1f}" if name in cell.peers_us else "" for name in names]
+        ratio = f"{cell.us / cell.best_peer_us:.2f}" if cell.best_peer_us else ""
+        times = [f"{us:.1f}" for us in (cell.floor_us, cell.us, cell.apart_us)]
+        rates = [f"{cell.gbps:.0f}", f"{cell.percent_of_copy:.0f}"]
+        lines.append("| " + " | ".join([f"{cell.K}x{cell.N}", str(cell.M), *times, *rates, *peers, ratio]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def summary(cells: list[Cell]) -> dict[str, Any]:

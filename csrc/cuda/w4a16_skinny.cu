@@ -37,11 +37,11 @@ constexpr int SUMS = SOURCES * TOKENS * PITCH;
 constexpr int BUFFERS = TOKENS == 8 ? 2 : 1;   // of sums: with two, a turn ends with one barrier
 constexpr int COLUMNS = TOKENS / 8;            // n-tiles of the mma
 
-// A slot of a warp's ring: weights [WARP_ROWS][64 bytes], scales [SPANS][WARP_ROWS], zero points likewise. A scale takes 4
+// A slot of a warp's ring: weights [WARP_ROWS][64 bytes], scales [WARP_ROWS][SPANS], zero points likewise. A scale takes 4
 // bytes, the aligned ones that it was copied with.
 constexpr int LINE = CHUNK / 2;
 constexpr int SCALES_AT = LINE * WARP_ROWS;
-constexpr int SCALES_BYTES = 4 * SPANS * WARP_ROWS;
+constexpr int SCALES_BYTES = 4 * WARP_ROWS * SPANS;
 constexpr int SLOT_BYTES = SCALES_AT + (1 + ZEROS) * SCALES_BYTES;
 
 // Words of a row that are unpacked at a time: where all four do not fit beside the sums (ptxas spills), two.
@@ -68,16 +68,19 @@ struct Weight {
     }
 };
 
-// Where a lane copies from in one tile of rows.
+// Where a lane copies from in one tile of rows. The lanes of a row's scales in a chunk are neighbours: a warp's copy then
+// touches no more rows than it must, each of which takes the copy unit a cycle.
 struct Source {
     const u32 *words;
     const u16 *scales;
     int rows, scale_rows;  // that the weight still has, from the lane's first on
 };
 
+constexpr int SCALE_ROWS = 32 / SPANS;  // per copy of a warp
+
 __device__ __forceinline__ Source source_of(const Weight &w, int first_row) {
     const int lane = threadIdx.x % 32;
-    const u32 row = first_row + lane / 4, scale_row = first_row + lane % WARP_ROWS;
+    const u32 row = first_row + lane / 4, scale_row = first_row + lane / SPANS;
     return {
         w.words + u64(row) * w.word_stride + 4 * (lane % 4),
         w.scales + u64(scale_row) * w.scale_stride,
@@ -96,16 +99,18 @@ __device__ __forceinline__ void copy_chunk(u32 slot, const Source &s, const Weig
         copy_16_bytes_async(slot + first * LINE + 16 * lane, s.words + k0 / 8 + u64(first) * w.word_stride,
                             first < rows ? 16 : 0);
     // A copy has at least 4 bytes, aligned: of those, the two of the scale, and of a scale in the upper half all four.
-    constexpr int COPIES = (1 + ZEROS) * SPANS;
+    const int k = k0 + lane % SPANS * SPAN;
+    const u64 of_group = u64(s.scales + w.group(k));
+    const int scale_rows = k < w.K ? s.scale_rows : 0;
 #pragma unroll
-    for (int first = 0; first < COPIES; first += 32 / WARP_ROWS) {
-        const int copy = first + lane / WARP_ROWS;
-        const int k = k0 + copy % SPANS * SPAN;
-        const u64 from = u64(s.scales + w.group(k) + (copy < SPANS ? 0 : w.zeros_from_scales));
-        if (copy < COPIES)
-            copy_4_bytes_async(slot + SCALES_AT + 4 * (first * WARP_ROWS + lane), from & ~u64(3),
-                               k < w.K && s.scale_rows > 0 ? 2 + (from & 2) : 0);
-    }
+    for (int first = 0; first < WARP_ROWS; first += SCALE_ROWS)
+#pragma unroll
+        for (int z = 0; z <= ZEROS; ++z) {
+            const u64 from = of_group + 2 * (u64(first) * w.scale_stride + z * w.zeros_from_scales);
+            if (SCALE_ROWS <= WARP_ROWS || lane < WARP_ROWS)
+                copy_4_bytes_async(slot + SCALES_AT + z * SCALES_BYTES + 4 * (first * SPANS + lane), from & ~u64(3),
+                                   first < scale_rows ? 2 + (from & 2) : 0);
+        }
 }
 
 // acc += scale * (weights of the chunk in `slot` * x of the chunk). `x` is the lane's place in the chunk in shared memory:
@@ -118,6 +123,11 @@ __device__ __forceinline__ void multiply_chunk(
     const u32 row = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
     const u32 span = 32 * quad / SPAN;
     const u32 group = w.group(chunk * CHUNK + span * SPAN);
+    u32 words[TILES][2][4];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) load_shared(words[t][h], slot + (16 * t + 8 * h + row) * LINE + 16 * quad);
 #pragma unroll
     for (int first = 0; first < 4; first += PASS) {
         u32 a[TILES][2 * PASS][4];
@@ -127,22 +137,20 @@ __device__ __forceinline__ void multiply_chunk(
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const u32 r = 16 * t + 8 * h + row;
-                const unsigned char *scales = slot + SCALES_AT + 4 * (span * WARP_ROWS + r);
+                const unsigned char *scales = slot + SCALES_AT + 4 * (r * SPANS + span);
                 const u32 scale_bits = *reinterpret_cast<const u16 *>(scales + 2 * ((parity ^ group) & 1));
                 scale[t][h] = to_float(scale_bits);
 #if ZEROS
                 const unsigned char *zeros = scales + SCALES_BYTES;
                 const u32 minus_zero = negate2(twice(*reinterpret_cast<const u16 *>(zeros + 2 * ((parity >> 1 ^ group) & 1))));
 #endif
-                u32 words[PASS];
-                load_shared<PASS>(words, slot + r * LINE + 16 * quad + 4 * first);
 #pragma unroll
                 for (int j = 0; j < PASS; ++j) {
                     u32 pair[4];
 #if ZEROS
-                    unpack(words[j], minus_zero, pair);
+                    unpack(words[t][h][first + j], minus_zero, pair);
 #else
-                    unpack(words[j], pair);
+                    unpack(words[t][h][first + j], pair);
 #endif
 #pragma unroll
                     for (int p = 0; p < 4; ++p)
@@ -187,7 +195,7 @@ __device__ __forceinline__ void multiply_chunk(
 // take a chunk of a token; piece p of its 16 bytes is k = 8p.
 __device__ __forceinline__ void stage_x(
     unsigned char *to, u32 chunk_bytes, const u16 *x, long long row_stride, int tokens, int k_begin, int chunks, int K) {
-    constexpr int BATCH = 4;  // loads on their way per thread
+    constexpr int BATCH = 8;  // loads on their way per thread
     const u32 piece = threadIdx.x % 16;
     const u32 quad = piece / 4, word = piece % 4;
     int token = 0, chunk = threadIdx.x / 16;

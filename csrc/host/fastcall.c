@@ -57,6 +57,7 @@ typedef int (*IsCapturing)(void *stream, int *status);
 enum { X, OUT, M_ROWS, X_ROW_STRIDE, OUT_ROW_STRIDE, VARYING, NUM_VALUES = 16 };
 #define MAX_ARGUMENTS 32
 #define MAX_RANGES 5
+#define MAX_RANK 8
 
 // A kernel with its launch, kept by Python as bytes.
 typedef struct {
@@ -83,6 +84,10 @@ typedef struct {
     uint64_t start, end;
   } ranges[MAX_RANGES];  // of the weight's memory
   int num_ranges;
+  // The arguments of `empty` for the last output, which the next call mostly asks for again, and x's extents of then.
+  PyObject *allocation;
+  int rank;
+  int64_t leading[MAX_RANK];
   PyObject *tensor_type, *torch_dtype, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *choices, *failed;
 } Weight;
 
@@ -93,7 +98,7 @@ typedef struct {
 } Rows;
 
 static const char WEIGHT[] = "gristmill._fastcall.weight";
-static PyObject *record_name, *requires_grad_name;
+static PyObject *record_name, *requires_grad_name, *zero;
 
 // Reads a tensor of `columns` columns whose rows lie at one stride; 0 if this is none, and no error is left.
 static int read_rows(const Weight *weight, PyObject *object, int64_t columns, Tensor *tensor, Rows *rows) {
@@ -123,7 +128,7 @@ static int read_rows(const Weight *weight, PyObject *object, int64_t columns, Te
   return 1;
 }
 
-// Whether `function()` is the singleton or small integer `expected`; -1 for an error.
+// Whether `function()` is `expected`, a singleton or small integer; -1 for an error.
 static int gives(PyObject *function, PyObject *expected) {
   PyObject *found = PyObject_CallNoArgs(function);
   if (!found) return -1;
@@ -134,7 +139,7 @@ static int gives(PyObject *function, PyObject *expected) {
 
 // Whether nothing has to see the call as an operator: no dispatch mode, no profiler, no gradient that is wanted.
 static int is_unobserved(const Weight *weight, PyObject *x) {
-  int plain = gives(weight->dispatch_depth, Py_False);  // False equals 0
+  int plain = gives(weight->dispatch_depth, zero);
   if (plain == 1) plain = gives(weight->is_profiling, Py_False);
   if (plain != 1) return plain;
   int no_grad = gives(weight->is_grad_enabled, Py_False);
@@ -145,9 +150,9 @@ static int is_unobserved(const Weight *weight, PyObject *x) {
   return requires_grad == Py_False;
 }
 
-// A new tensor (..., N) with the leading extents of x.
-static PyObject *new_out(const Weight *weight, const Tensor *x) {
-  PyObject *shape = PyTuple_New(x->ndim), *strides = PyTuple_New(x->ndim), *out = NULL;
+// (shape, strides, dtype) of an output (..., N) with the leading extents of x.
+static PyObject *describe_out(const Weight *weight, const Tensor *x) {
+  PyObject *shape = PyTuple_New(x->ndim), *strides = PyTuple_New(x->ndim), *described = NULL;
   if (!shape || !strides) goto done;
   int64_t stride = 1;
   for (int i = x->ndim - 1; i >= 0; i--) {
@@ -162,10 +167,32 @@ static PyObject *new_out(const Weight *weight, const Tensor *x) {
     PyTuple_SetItem(strides, i, stride_object);
     stride *= extent;
   }
-  out = PyObject_CallFunctionObjArgs(weight->empty, shape, strides, weight->torch_dtype, NULL);
+  described = PyTuple_Pack(3, shape, strides, weight->torch_dtype);
 done:
   Py_XDECREF(shape);
   Py_XDECREF(strides);
+  return described;
+}
+
+// A new tensor for the output. Another thread may come in between: what is used here is held here.
+static PyObject *new_out(Weight *weight, const Tensor *x) {
+  size_t size = (size_t)(x->ndim - 1) * sizeof(int64_t);
+  PyObject *described = NULL;
+  if (weight->rank == x->ndim && !memcmp(weight->leading, x->shape, size)) {
+    described = Py_NewRef(weight->allocation);
+  } else {
+    described = describe_out(weight, x);
+    if (!described) return NULL;
+    if (x->ndim <= MAX_RANK) {
+      PyObject *former = weight->allocation;
+      weight->allocation = Py_NewRef(described);
+      weight->rank = x->ndim;
+      memcpy(weight->leading, x->shape, size);
+      Py_XDECREF(former);
+    }
+  }
+  PyObject *out = PyObject_Call(weight->empty, described, NULL);
+  Py_DECREF(described);
   return out;
 }
 
@@ -194,8 +221,10 @@ static int find_choice(const Weight *weight, int64_t M, uint64_t low_bits, PyObj
   return PyBytes_Check(*record) && PyBytes_Size(*record) == sizeof(Record);
 }
 
+// The legacy default stream cannot be captured: beside a capture a launch on it fails, and the driver says why.
 static int is_recorded(const Weight *weight, void *stream) {
   int status = 0;
+  if (!stream) return 0;
   return weight->is_capturing(stream, &status) || status;
 }
 
@@ -232,7 +261,7 @@ static int find_stream(const Weight *weight, PyObject *given, void **stream) {
 
 // call(x, out or None, stream or None) -> out, or None where Python has to decide.
 static PyObject *call(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-  const Weight *weight = PyCapsule_GetPointer(self, WEIGHT);
+  Weight *weight = PyCapsule_GetPointer(self, WEIGHT);
   if (!weight) return NULL;
   if (count != 3) {
     PyErr_Format(PyExc_TypeError, "call takes x, out and stream, got %zd arguments", count);
@@ -295,7 +324,8 @@ static void free_weight(PyObject *capsule) {
   Weight *weight = PyCapsule_GetPointer(capsule, WEIGHT);
   if (!weight) return;
   PyObject *objects[] = {weight->tensor_type,    weight->torch_dtype,  weight->empty,   weight->is_grad_enabled,
-                         weight->dispatch_depth, weight->is_profiling, weight->choices, weight->failed};
+                         weight->dispatch_depth, weight->is_profiling, weight->choices, weight->failed,
+                         weight->allocation};
   for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) Py_XDECREF(objects[i]);
   PyMem_Free(weight);
 }
@@ -419,7 +449,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fastcall", NULL
 PyMODINIT_FUNC PyInit__fastcall(void) {
   record_name = PyUnicode_InternFromString("record");
   requires_grad_name = PyUnicode_InternFromString("requires_grad");
-  if (!record_name || !requires_grad_name) return NULL;
+  zero = PyLong_FromLong(0);
+  if (!record_name || !requires_grad_name || !zero) return NULL;
   PyObject *module = PyModule_Create(&definition);
   if (module && PyModule_AddIntConstant(module, "NULL_VALUE", NUM_VALUES - 1)) Py_CLEAR(module);
   return module;

@@ -113,18 +113,10 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// COUNT words from shared memory in one load.
-template <int COUNT>
-__device__ __forceinline__ void load_shared(u32 *w, const unsigned char *p) {
-    if constexpr (COUNT == 4) {
-        const uint4 v = *reinterpret_cast<const uint4 *>(p);
-        w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-    } else if constexpr (COUNT == 2) {
-        const uint2 v = *reinterpret_cast<const uint2 *>(p);
-        w[0] = v.x, w[1] = v.y;
-    } else {
-        w[0] = *reinterpret_cast<const u32 *>(p);
-    }
+// Four words from shared memory in one load.
+__device__ __forceinline__ void load_shared(u32 w[4], const unsigned char *p) {
+    const uint4 v = *reinterpret_cast<const uint4 *>(p);
+    w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
 }
 
 // Early start, sm90: a kernel that is launched for it begins before the one ahead in its stream has ended. `wait` returns

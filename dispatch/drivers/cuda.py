@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gristmill.device import DeviceFacts
 from gristmill.drivers import fork_guard
+from gristmill.drivers.holding import released_on_error
 from gristmill.errors import DriverError, ForkedProcessError, GristmillError, NoDeviceError, NoDriverError
+from gristmill.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from gristmill.drivers.protocol import Dim3, LaunchPointers
@@ -152,9 +154,15 @@ class CudaDriver:
 
     def load_module(self, ordinal: int, code: bytes) -> int:
         module = c_void_p()
-        with self._current(ordinal), self._load_beside_capture():
+        held: list[int] = []
+        with (
+            released_on_error(held, partial(self.unload_module, ordinal)),
+            self._current(ordinal),
+            self._load_beside_capture(),
+        ):
             self._call("cuModuleLoadData", byref(module), code, where=self._where(ordinal))
-        return _handle(module)
+            held.append(_handle(module))
+        return held[0]
 
     def unload_module(self, ordinal: int, module: int) -> None:
         with self._current(ordinal):
@@ -245,9 +253,11 @@ class CudaDriver:
 
     def allocate(self, ordinal: int, size: int) -> int:
         address = c_uint64()
-        with self._current(ordinal):
+        held: list[int] = []
+        with released_on_error(held, partial(self.free, ordinal)), self._current(ordinal):
             self._call("cuMemAlloc", byref(address), size, where=f"{size} bytes, {self._where(ordinal)}")
-        return address.value
+            held.append(address.value)
+        return held[0]
 
     def free(self, ordinal: int, address: int) -> None:
         with self._current(ordinal):
@@ -278,19 +288,26 @@ class CudaDriver:
 
     def record_event(self, ordinal: int, stream: int) -> int:
         event = c_void_p()
-        with self._current(ordinal):
+        held: list[int] = []
+        with released_on_error(held, partial(self._destroy_event, ordinal)), self._current(ordinal):
             self._call("cuEventCreate", byref(event), 0)
+            held.append(_handle(event))
             self._call("cuEventRecord", event, stream, where=self._where(ordinal))
-        return _handle(event)
+        return held[0]
 
     def elapsed_us(self, ordinal: int, start: int, stop: int) -> float:
-        milliseconds = c_float()
-        with self._current(ordinal):
+        milliseconds, held = c_float(), [stop, start]
+        with released_on_error(held, partial(self._destroy_event, ordinal)), self._current(ordinal):
             self._call("cuEventSynchronize", stop, where=self._where(ordinal))
             self._call("cuEventElapsedTime", byref(milliseconds), start, stop)
-            self._call("cuEventDestroy", start)
-            self._call("cuEventDestroy", stop)
+            while held:
+                self._call("cuEventDestroy", held[-1])
+                held.pop()
         return 1000.0 * milliseconds.value
+
+    def _destroy_event(self, ordinal: int, event: int) -> None:
+        with self._current(ordinal):
+            self._call("cuEventDestroy", event)
 
     def _load(self) -> Mapping[str, Any]:
         """The functions of the library, after cuInit."""

@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gristmill.device import DeviceFacts
 from gristmill.drivers import fork_guard
+from gristmill.drivers.holding import released_on_error
 from gristmill.drivers.protocol import Dim3
 from gristmill.errors import DriverError, GristmillError, NoDeviceError, NoDriverError
 from gristmill.launch import ArgumentBuffer
@@ -66,8 +68,10 @@ class HipDriver:
         return int(self._call("hipPointerGetAttributes", address, where=f"address {address:#x}").device)
 
     def load_module(self, ordinal: int, code: bytes) -> Any:
-        with self._current(ordinal):
-            return self._call("hipModuleLoadData", code, where=self._where(ordinal))
+        held: list[Any] = []
+        with released_on_error(held, partial(self.unload_module, ordinal)), self._current(ordinal):
+            held.append(self._call("hipModuleLoadData", code, where=self._where(ordinal)))
+        return held[0]
 
     def unload_module(self, ordinal: int, module: Any) -> None:
         with self._current(ordinal):
@@ -93,7 +97,11 @@ class HipDriver:
     ) -> None:
         # The hot path: with the device current already, as after torch's own calls, no guard is built.
         hip = self._bindings
-        if hip.hipGetDevice()[1] == ordinal:
+        try:
+            unknown, current = hip.hipGetDevice()
+        except ValueError:  # a code that is newer than hip-python
+            unknown, current = True, None
+        if not unknown and current == ordinal:
             status = self._launch(hip, function, grid, block, shared_bytes, arguments, stream)
         else:
             with self._current(ordinal):
@@ -122,6 +130,7 @@ class HipDriver:
                 function.handle, *grid, *block, shared_bytes, stream, arguments.address, None
             )[0]
         except ValueError as error:  # a code that is newer than hip-python
+            _last_error(hip)
             raise DriverError(f"hipModuleLaunchKernel failed: {error} [symbol {function.symbol}]") from error
 
     def is_capturing(self, ordinal: int, stream: int) -> bool:
@@ -132,8 +141,10 @@ class HipDriver:
         return int(status) != 0
 
     def allocate(self, ordinal: int, size: int) -> int:
-        with self._current(ordinal):
-            return int(self._call("hipMalloc", size, where=f"{size} bytes, {self._where(ordinal)}"))
+        held: list[int] = []
+        with released_on_error(held, partial(self.free, ordinal)), self._current(ordinal):
+            held.append(int(self._call("hipMalloc", size, where=f"{size} bytes, {self._where(ordinal)}")))
+        return held[0]
 
     def free(self, ordinal: int, address: int) -> None:
         with self._current(ordinal):
@@ -167,18 +178,25 @@ class HipDriver:
                 self._call("hipStreamSynchronize", stream, where=self._where(ordinal))
 
     def record_event(self, ordinal: int, stream: int) -> Any:
-        with self._current(ordinal):
-            event = self._call("hipEventCreate")
-            self._call("hipEventRecord", event, stream, where=self._where(ordinal))
-        return event
+        held: list[Any] = []
+        with released_on_error(held, partial(self._destroy_event, ordinal)), self._current(ordinal):
+            held.append(self._call("hipEventCreate"))
+            self._call("hipEventRecord", held[0], stream, where=self._where(ordinal))
+        return held[0]
 
     def elapsed_us(self, ordinal: int, start: Any, stop: Any) -> float:
-        with self._current(ordinal):
+        held = [stop, start]
+        with released_on_error(held, partial(self._destroy_event, ordinal)), self._current(ordinal):
             self._call("hipEventSynchronize", stop, where=self._where(ordinal))
             milliseconds = self._call("hipEventElapsedTime", start, stop)
-            self._call("hipEventDestroy", start)
-            self._call("hipEventDestroy", stop)
+            while held:
+                self._call("hipEventDestroy", held[-1])
+                held.pop()
         return 1000.0 * milliseconds
+
+    def _destroy_event(self, ordinal: int, event: Any) -> None:
+        with self._current(ordinal):
+            self._call("hipEventDestroy", event)
 
     def _load(self) -> Any:
         """hip-python's module, after hipInit."""
@@ -193,6 +211,8 @@ class HipDriver:
                 status = hip.hipInit(0)[0]
             except RuntimeError as error:  # what hip-python raises for a library that is not there
                 raise NoDriverError(f"libamdhip64.so cannot be loaded ({error}); {INSTALL_DRIVER}") from error
+            except ValueError as error:  # a code that is newer than hip-python
+                raise NoDriverError(f"hipInit failed: {error}; {INSTALL_DRIVER}") from error
             if status and int(status) != HIP_ERROR_NO_DEVICE:
                 raise NoDriverError(f"hipInit failed: {_text(hip, status)}; {INSTALL_DRIVER}")
             self._bindings = hip
@@ -261,10 +281,7 @@ class HipDriver:
         It converts the results of a failed call too, which the runtime has left as they were, and it knows no code
         that is newer than itself.
         """
-        try:
-            status = self._bindings.hipGetLastError()[0]
-        except ValueError:
-            status = None
+        status = _last_error(self._bindings)
         if not status:
             raise DriverError(f"{name} failed: {error}{f' [{where}]' if where else ''}") from error
         return status
@@ -280,6 +297,14 @@ def _decoded(text: Any) -> str:
     if isinstance(text, bytes):
         return text.split(b"\0")[0].decode(errors="replace")
     return text if isinstance(text, str) else text.decode()
+
+
+def _last_error(hip: Any) -> Any:
+    """The runtime's last error, which is cleared by it; None for a code that is newer than hip-python."""
+    try:
+        return hip.hipGetLastError()[0]
+    except ValueError:
+        return None
 
 
 def _text(hip: Any, status: Any) -> str:

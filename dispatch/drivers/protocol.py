@@ -8,9 +8,10 @@ returns and raises DriverError, NoDriverError or NoDeviceError; all may be calle
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gristmill.device import DeviceFacts
+from gristmill.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from gristmill.errors import DriverError

@@ -30,9 +30,6 @@ using std::min;
 struct uint4 {
     u32 x, y, z, w;
 };
-struct uint2 {
-    u32 x, y;
-};
 struct Index {
     int x, y;
 };
@@ -214,10 +211,7 @@ inline void wait_for_copies() {
         for (const Copy &copy : current->copies.front()) store_shared(copy.to, copy.from, copy.bytes);
 }
 
-template <int COUNT>
-inline void load_shared(u32 *w, const unsigned char *p) {
-    std::memcpy(w, p, 4 * COUNT);
-}
+inline void load_shared(u32 w[4], const unsigned char *p) { std::memcpy(w, p, 16); }
 
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}

@@ -81,14 +81,22 @@ def test_current_stream_and_given_stream(device, weight):
 
 
 def test_capture(device, weight):
-    x = rows(3, device=device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = in_c(x, weight)
-    x.copy_(rows(3, device=device, seed=2))
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(out, adapter._launch(x, prepare(weight), None))
+    """A kernel that starts early is recorded by Python, any other in C; both are right when they are replayed."""
+    for M in (3, 300):
+        x = rows(M, device=device)
+        gristmill.linear(x, weight)
+        (choice,) = {choice for key, choice in prepare(weight).choices.items() if key >> 4 == M}
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = gristmill.linear(x, weight)
+            left_to_python = prepare(weight).fast(x, out, None) is None
+        assert left_to_python == choice.kernel.entry.early_start
+        for seed in (2, 3):
+            x.copy_(rows(M, device=device, seed=seed))
+            out.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(out, adapter._launch(x, prepare(weight), None))
 
 
 def test_threads_without_a_context_of_their_own(device, weight):
@@ -128,7 +136,13 @@ def test_a_launch_that_is_refused(device, weight):
     kernel, record = choice.kernel, choice.record
     sources = fastcall._sources(kernel)
     choice.record = fastcall._fastcall.record(
-        kernel.function.handle, choice.grid, (4096, 1, 1), choice.shared_bytes, kernel.row_stride_limit, sources
+        kernel.function.handle,
+        choice.grid,
+        (4096, 1, 1),
+        choice.shared_bytes,
+        kernel.entry.early_start,
+        kernel.row_stride_limit,
+        sources,
     )
     with pytest.raises(DriverError, match=r"^cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE .*symbol "):
         gristmill.linear(x, weight)

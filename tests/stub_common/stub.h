@@ -7,7 +7,8 @@
 // Environment, read at every call, so that a test may change it as it goes:
 //   STUB_DEVICES    archs of the devices, separated by commas; the including file has the default; "" for none
 //   STUB_LOG        file to which each call is appended as a line: name, then name=value pairs
-//   STUB_FAIL       "hipMalloc=2": this call fails with this code; "hipMalloc@3=2": from its third one on
+//   STUB_FAIL       "hipMalloc=2": this call fails with this code; "hipMalloc@3=2": from its third one on;
+//                   "hipMalloc#3=2": its third one alone
 //   STUB_CAPTURING  a stream handle in decimal: that stream is being captured
 
 #define _GNU_SOURCE
@@ -64,8 +65,9 @@ static int wanted_failure(const char *call) {
   if (!strncmp(text, call, length)) {
     long nth = 1;
     const char *rest = text + length;
-    if (*rest == '@') nth = strtol(rest + 1, (char **)&rest, 10);
-    if (*rest == '=' && ++seen >= nth) code = atoi(rest + 1);
+    int alone = *rest == '#';
+    if (*rest == '@' || alone) nth = strtol(rest + 1, (char **)&rest, 10);
+    if (*rest == '=' && (++seen == nth || (!alone && seen > nth))) code = atoi(rest + 1);
   }
   pthread_mutex_unlock(&lock);
   return code;
@@ -83,6 +85,12 @@ static int end(int code) {
     int wanted_ = wanted_failure(__func__);      \
     if (wanted_) return end(wanted_);            \
   } while (0)
+
+// What has been made and not given back.
+
+static int live_modules, live_events;
+
+static void count(int *live, int change) { __atomic_add_fetch(live, change, __ATOMIC_RELAXED); }
 
 // Devices.
 
@@ -121,6 +129,7 @@ typedef struct Module {
 static Module *parse_image(const char *image, int device) {
   if (strncmp(image, "STUB\n", 5)) return NULL;
   Module *made = calloc(1, sizeof *made);
+  count(&live_modules, 1);
   made->device = device;
   char *text = strdup(image + 5), *lines = NULL;
   for (char *line = strtok_r(text, "\n", &lines); line; line = strtok_r(NULL, "\n", &lines)) {
@@ -213,4 +222,14 @@ static int device_of(const void *address) {
   int device = i < 0 ? -1 : allocations[i].device;
   pthread_mutex_unlock(&lock);
   return device;
+}
+
+// How many modules, events and allocations there are.
+void stub_live(int *modules, int *events, int *memory) {
+  *modules = live_modules;
+  *events = live_events;
+  *memory = 0;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < MAX_ALLOCATIONS; i++) *memory += allocations[i].start != NULL;
+  pthread_mutex_unlock(&lock);
 }

@@ -95,6 +95,13 @@ int cuDevicePrimaryCtxRetain(Context **context, int device) {
   return end(SUCCESS);
 }
 
+// How often a primary context was retained.
+int stub_retained(void) {
+  int retained = 0;
+  for (int i = 0; i < MAX_DEVICES; i++) retained += primary[i].retained;
+  return retained;
+}
+
 int cuCtxGetCurrent(Context **context) {
   CALL("%s", "");
   *context = current;
@@ -126,6 +133,7 @@ int cuModuleUnload(Module *module) {
   CALL("device=%d", module->device);
   NEEDS_CONTEXT;
   free(module);
+  count(&live_modules, -1);
   return end(SUCCESS);
 }
 
@@ -217,6 +225,7 @@ int cuEventCreate(struct timespec **event, unsigned flags) {
   CALL("flags=%u", flags);
   NEEDS_CONTEXT;
   *event = calloc(1, sizeof **event);
+  count(&live_events, 1);
   return end(SUCCESS);
 }
 
@@ -240,6 +249,7 @@ int cuEventElapsedTime(float *milliseconds, struct timespec *start, struct times
 int cuEventDestroy(struct timespec *event) {
   CALL("%s", "");
   free(event);
+  count(&live_events, -1);
   return end(SUCCESS);
 }
 
@@ -290,7 +300,10 @@ int cuPointerGetAttribute(int *value, int attribute, void *address) {
 
 // Errors.
 
+// A code above 999 is newer than this library.
 int cuGetErrorName(int code, const char **text) {
+  *text = NULL;
+  if (code > 999) return INVALID_VALUE;
   static __thread char name[64];
   snprintf(name, sizeof name, "NAME_OF_%d", code);
   *text = name;
@@ -298,6 +311,8 @@ int cuGetErrorName(int code, const char **text) {
 }
 
 int cuGetErrorString(int code, const char **text) {
+  *text = NULL;
+  if (code > 999) return INVALID_VALUE;
   static __thread char words[64];
   snprintf(words, sizeof words, "stub text of code %d", code);
   *text = words;

@@ -63,6 +63,7 @@ static Module *copy_elf(const char *image, int device) {
   if (memcmp(image, ELFMAG, SELFMAG)) return NULL;
   memcpy(&header, image, sizeof header);
   Module *made = calloc(1, sizeof *made);
+  count(&live_modules, 1);
   made->device = device;
   made->image_size = header.e_shoff + (size_t)header.e_shnum * header.e_shentsize;
   made->image = malloc(made->image_size);
@@ -156,6 +157,7 @@ int hipModuleUnload(Module *module) {
   CALL("device=%d", module->device);
   free(module->image);
   free(module);
+  count(&live_modules, -1);
   return end(SUCCESS);
 }
 
@@ -204,6 +206,7 @@ int hipDeviceSynchronize(void) {
 int hipEventCreate(struct timespec **event) {
   CALL("%s", "");
   *event = calloc(1, sizeof **event);
+  count(&live_events, 1);
   return end(SUCCESS);
 }
 
@@ -227,6 +230,7 @@ int hipEventElapsedTime(float *milliseconds, struct timespec *start, struct time
 int hipEventDestroy(struct timespec *event) {
   CALL("%s", "");
   free(event);
+  count(&live_events, -1);
   return end(SUCCESS);
 }
 

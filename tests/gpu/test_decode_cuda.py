@@ -1,4 +1,4 @@
-"""Every skinny CUDA entry of the pack on a GPU: each M that it takes, tails, groups, same bits twice."""
+"""Every entry for few tokens of the pack on a GPU: each M that it takes, tails, groups, same bits twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gristmill.torch_weights import array_of, tensor_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-SOURCE = "csrc/cuda/w4a16_skinny.cu"
+SKINNY, WGMMA = (f"csrc/cuda/w4a16_{name}.cu" for name in ("skinny", "wgmma"))
 # N, K, group size: tails of tiles, chunks, slices and groups; the last have blocks take several turns.
 SIZES = (
     (8, 8, -1), (24, 136, -1), (72, 328, 128), (136, 1160, 256), (40, 576, 32), (200, 1152, 96),
@@ -30,7 +30,7 @@ ROWS = range(66)
 def _entries(prepared, M):
     for entry in prepared.loader.pack.manifest.entries.values():
         problem = prepared.problem(M, 16)
-        if entry.source == SOURCE and not unmet_needs(entry, problem, prepared.loader.facts):
+        if entry.source in (SKINNY, WGMMA) and not unmet_needs(entry, problem, prepared.loader.facts):
             grid, shared_bytes = launch_shape(entry, problem, prepared.loader.facts)
             yield entry, Choice(prepared.loader.kernel(entry), grid, shared_bytes, "test")
 
@@ -80,7 +80,7 @@ def test_selection_takes_the_skinny_kernel_for_few_tokens(device):
     for M in (1, 4, 8):
         gristmill.linear(torch.randn(M, 4096, device=device, dtype=torch.float16), weight)
     chosen = {choice.kernel.entry.source for choice in prepared.choices.values()}
-    assert chosen == {SOURCE}
+    assert chosen == {SKINNY}
 
 
 def test_overflow_gives_infinity(device):

@@ -1,0 +1,513 @@
+// W4A16 GEMM for 9 to 64 tokens, Hopper (sm_90a): out[M,N] = x[M,K] @ ((Q - Z) * S)[N,K]^T + bias
+//   x, out  fp16 or bf16, row-major, rows strided        Q  4 bits, layout k8x (k8x_mma.h), rows padded to 16 bytes
+//   S       dtype of x [N, num_groups]                   Z  like S, any real value; without ZEROS it is 8
+// Grid (CLUSTER * min(ceil(N / ROWS), clusters at once), ceil(M / TOKENS)), ROWS = 64 * WG_N; clusters of CLUSTER blocks;
+// block 128 * WG_N * WG_K + 256 threads; shared memory, dynamic, in bytes:
+//   ceil((16 * X_SLOTS + 16) / 128) * 128                                               barriers
+//   + 256 * TOKENS * min(X_SLOTS, 2 * ceil(ceil(K / 256) / CLUSTER))                    activations
+//   + 256 * TOKENS * WG_N * WG_K                                                        sums
+//   + 4 * WG_N * WG_K * DEPTH * (2048 + 16384 / SPAN * (1 + ZEROS))                     weights and scales
+// Needs K % 32 == 0 and K < 2^20, 16-byte aligned x and Q, and groups of a multiple of SPAN, or one group.
+//
+// Weights are operand A of wgmma, 64 output features by 16 k, and come from registers; tokens are operand B and come from
+// shared memory. The order of k inside a sum is free as long as both operands agree. So a lane takes 16 neighbours in k of
+// a row, two words of k8x, and x is stored in the order that this gives. (32, one load, would be the most; but then the
+// loads of x that feed four lanes would touch twice as many lines, and they bound the start.) Weights are
+// multiplied by their scale in the dtype of x, rounding once more, so that the sums stay in the tensor core's registers
+// over all of K: a product passes two roundings, three with zero points.
+//
+// Nothing in the main loop waits for a whole block. Warps have three trades:
+//   multiplying  WG_N * WG_K warpgroups, 64 rows each, side by side along N and taking turns along K. Each warp copies its
+//                own 16 rows in the background, DEPTH units of 256 k ahead and over the ends of tiles, unpacks half a chunk
+//                of 128 k while the tensor core multiplies the half before, and sends its sums when a tile ends
+//   staging x    4 warps; once, if the slice of x fits X_SLOTS chunks, else again for every tile, behind the multiplication
+//   adding up    4 warps; the sums of all warpgroups of the cluster come to them through asynchronous stores that count
+//                themselves at a barrier, are added in a fixed order and rounded once, while the next tile is multiplied
+//
+// What should bind, for 1024 weights (64 rows of 16 k), H200 at 1.8 GHz, in cycles of one multiprocessor of 132:
+//   memory   528 bytes with a scale per 128 at 4.3 TB/s: 29
+//   issue    29 instructions a warp as disassembled, 13 of them to unpack (4 LOP3, 4 HADD2 or HFMA2, 4 HMUL2, 1 shift)
+//   wgmma    TOKENS / 2 at the full rate: 8, 16, 32; at 64 tokens operand B alone takes 16 of shared memory
+// What was measured, before x was loaded in whole sectors: 4096 x 28672 took 28, 37 and 57 us at 16, 32 and 64 tokens,
+// that is 58, 76 and about 107 cycles, whatever the number of warpgroups. What they wait for is not known yet.
+#include "k8x_mma.h"
+#include "wgmma.h"
+
+constexpr int CHUNK = 128;                     // k that 16 rows of a warp hold in registers: twice four lanes of 16
+constexpr int CHUNKS = 2;                      // in a unit, so that copies are whole lines of 128 bytes
+constexpr int UNIT = CHUNK * CHUNKS;
+constexpr int SPANS = UNIT / SPAN;             // a span lies in one group
+constexpr int SCALES = SPAN < CHUNK ? 2 : 1;   // of a row that a lane needs for a chunk
+constexpr int WARPGROUPS = WG_N * WG_K;
+constexpr int MULTIPLIERS = 4 * WARPGROUPS;    // warps
+constexpr int STAGERS = 4, ADDERS = 4;
+constexpr int THREADS = 32 * (MULTIPLIERS + STAGERS + ADDERS);
+constexpr int WARP_ROWS = 16;
+constexpr int ROWS = 64 * WG_N;                // output features per cluster and turn
+constexpr int OWN_ROWS = ROWS / CLUSTER;       // of which this block adds up
+constexpr int SOURCES = CLUSTER * WG_K;        // sums per output
+
+// A slot of a warp's ring: [WARP_ROWS][LINE bytes] weights, then [1 + ZEROS][SPANS][WARP_ROWS] scales, 4 bytes each.
+constexpr int LINE = UNIT / 2;
+constexpr int SCALES_AT = LINE * WARP_ROWS;
+constexpr int ZEROS_AT = SCALES_AT + 4 * SPANS * WARP_ROWS;
+constexpr int SLOT_BYTES = ZEROS_AT + (ZEROS ? 4 * SPANS * WARP_ROWS : 0);
+constexpr int SCALE_COPIES = (SLOT_BYTES - SCALES_AT) / 128;  // per lane
+constexpr int LINE_LANES = LINE / 16;
+constexpr int COPY_ROWS = 32 / LINE_LANES;     // rows per copy of a warp
+
+// A chunk of x: [8 steps][2 halves of k][TOKENS / 8][8 tokens][4 quads][2 neighbours in k]. Step 4i + 2w + e takes
+// k = 64i + 16 * quad + 8w + 4e and the one after it in half 0, the two after those in half 1: what unpack() yields.
+constexpr int X_BYTES = 2 * CHUNK * TOKENS;
+constexpr int HALF_BYTES = 16 * TOKENS, STEP_BYTES = 2 * HALF_BYTES;
+constexpr int SUM_BYTES = 4 * SOURCES * OWN_ROWS * TOKENS;
+constexpr int BARRIER_BYTES = (16 * X_SLOTS + 16 + 127) / 128 * 128;
+
+// All warps start with the same share of the registers; those that multiply then take what the others can spare.
+constexpr int REGISTERS = 65536 / THREADS / 8 * 8;
+constexpr int STAGER_REGISTERS = WARPGROUPS < 3 ? 128 : WARPGROUPS == 3 ? 96 : 64;
+constexpr int ADDER_REGISTERS = 32;
+constexpr int FREE_REGISTERS = (REGISTERS * THREADS - 128 * (STAGER_REGISTERS + ADDER_REGISTERS)) / (32 * MULTIPLIERS) / 8 * 8;
+constexpr int MULTIPLIER_REGISTERS = FREE_REGISTERS > 240 ? 240 : FREE_REGISTERS;
+constexpr int X_LOADS = WARPGROUPS < 3 ? 8 : 4;  // of 16 bytes a lane, in each of two batches that are on their way
+
+static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32);
+static_assert(ROWS % CLUSTER == 0 && OWN_ROWS % 8 == 0 && 32 * ADDERS % OWN_ROWS == 0);
+// A warpgroup that is done with a tile looks for its next chunk up to CHUNKS * (2 * WG_K - 1) on. Were that more than all
+// slots, a barrier's parity would not tell that chunk from one a round earlier.
+static_assert(X_SLOTS >= CHUNKS * (2 * WG_K - 1));
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
+
+// A row's pieces of 16 bytes lie at their number XOR this, so that 16 lanes, four rows of four quads with 8 bytes each,
+// meet no bank twice.
+__device__ __forceinline__ u32 swizzle(u32 row) { return (row & 3) << 1; }
+
+// A row's pairs of sums lie at their number XOR this: neither storing (4 rows of 4 pairs at a time) nor loading (one pair
+// of 16 rows) then meets a bank twice.
+__device__ __forceinline__ u32 sum_swizzle(u32 row) {
+    return TOKENS == 16 ? (row & 2) << 1 | (row >> 2 & 3) : (row & 3) << 2 | (row >> 2 & 3);
+}
+
+// The same value, which the compiler cannot know: what follows from it is computed here, not kept in registers through
+// the loop around it.
+__device__ __forceinline__ u32 opaque(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
+struct Problem {
+    const u32 *qweight;
+    const u16 *scales;
+    long long zeros_from_scales;
+    u32 qweight_row_stride, scales_row_stride;
+    int N, K;
+    u32 groups;  // 2^31 / (group_size / SPAN), rounded up; 0 for one group
+};
+
+__device__ __forceinline__ int group_of(const Problem &p, int k) { return int((u64(u32(k) / SPAN) * p.groups) >> 31); }
+
+// What a lane copies of 16 rows.
+struct Source {
+    const u32 *weights;
+    const u16 *scales;
+    int rows_left, scale_rows_left;  // of the matrix, from this lane's first row on
+};
+
+__device__ __forceinline__ Source source_of(const Problem &p, int first_row) {
+    const int row = lane_id() / LINE_LANES, scale_row = lane_id() % WARP_ROWS;
+    Source s;
+    s.weights = p.qweight + u64(u32(first_row + row)) * p.qweight_row_stride + 4 * (lane_id() % LINE_LANES);
+    s.scales = p.scales + u64(u32(first_row + scale_row)) * p.scales_row_stride;
+    s.rows_left = p.N - first_row - row;
+    s.scale_rows_left = p.N - first_row - scale_row;
+    return s;
+}
+
+// Start the copies of one unit into a slot; past N and K come zeros. 4 bytes are the least that can be copied, so a scale
+// comes with a neighbour, except where that neighbour may lie behind the array.
+__device__ __forceinline__ void copy_unit(u32 slot, const Source &s, const Problem &p, int unit) {
+    const int lane = lane_id();
+    const int k0 = unit * UNIT;
+    const int rows_left = k0 + 32 * (lane % LINE_LANES) < p.K ? s.rows_left : 0;
+    const u32 *from = s.weights + k0 / 8;
+#pragma unroll
+    for (int r = 0; r < WARP_ROWS; r += COPY_ROWS) {
+        const u32 piece = lane % LINE_LANES ^ swizzle(r % 8 + lane / LINE_LANES);
+        copy_16_bytes_async(slot + (r + lane / LINE_LANES) * LINE + piece * 16, from + u64(r) * p.qweight_row_stride, r < rows_left ? 16 : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < SCALE_COPIES; ++i) {
+        const int span = i * (32 / WARP_ROWS) + lane / WARP_ROWS;
+        const int k = k0 + span % SPANS * SPAN;
+        const u64 at = u64(s.scales + group_of(p, k) + (ZEROS && span >= SPANS ? p.zeros_from_scales : 0));
+        const bool inside = k < p.K && s.scale_rows_left > 0;
+        copy_4_bytes_async(slot + SCALES_AT + 4 * (i * 32 + lane), at & ~3ull, inside ? 2 + (at & 2) : 0);
+    }
+}
+
+// How the blocks and warps of a cluster divide K and the tiles of ROWS output features.
+struct Work {
+    int first_tile, tiles, tile_stride;
+    int slice_begin, slice_end;  // of K, in units, for this block
+    int chunks;                  // of that slice
+    int slots;                   // for chunks of x
+    bool resident;               // each chunk of x has a slot for good
+};
+
+// Addresses in shared memory.
+struct Places {
+    u32 filled, emptied;            // a barrier per slot of x
+    u32 sums_filled, sums_emptied;  // barriers
+    u32 x, sums, rings;
+};
+
+__device__ __forceinline__ void arrive_at_cluster() {
+#if CLUSTER > 1
+    cluster_arrive_without_stores();
+#endif
+}
+__device__ __forceinline__ void wait_for_cluster() {
+#if CLUSTER > 1
+    cluster_wait();
+#endif
+}
+
+// Take the scale out of both halves that were copied, twice, for a pair of weights.
+__device__ __forceinline__ u32 load_scale(u32 at, u32 half) { return load_shared_half(at + 2 * (half & 1)) * 0x10001; }
+
+__device__ __forceinline__ void multiply(const Problem &p, const Work &work, const Places &at, int warp, int rank) {
+    const int lane = lane_id(), row = lane / 4, quad = lane % 4;
+    const int group_k = warp / 4 % WG_K, group_n = warp / 4 / WG_K;
+    const int tile_row = 64 * group_n + WARP_ROWS * (warp % 4);
+    const int first_unit = work.slice_begin + group_k;
+    const u32 ring = at.rings + warp * (DEPTH * SLOT_BYTES);
+
+    int load_tile = first_unit < work.slice_end ? work.first_tile : work.tiles, load_unit = first_unit;
+    Source source = source_of(p, load_tile * ROWS + tile_row);
+    auto copy_next = [&](u32 slot) {
+        if (load_tile < work.tiles) {
+            copy_unit(slot, source, p, load_unit);
+            load_unit += WG_K;
+            if (load_unit >= work.slice_end) {
+                load_unit = first_unit;
+                load_tile += work.tile_stride;
+                source = source_of(p, load_tile * ROWS + tile_row);
+            }
+        }
+        close_copies();
+    };
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) copy_next(ring + d * SLOT_BYTES);
+    arrive_at_cluster();
+    __syncthreads();
+
+    // The chunks of x of all tiles go through the slots in turn; of those this warpgroup takes every WG_K-th pair.
+    int slot = CHUNKS * group_k;
+    u32 phase = 0;
+    auto advance = [&](int count) {
+        slot += count;
+        while (slot < 0) slot += work.slots, phase ^= 1;
+        while (slot >= work.slots) slot -= work.slots, phase ^= !work.resident;
+    };
+    const int own_chunks = first_unit < work.slice_end ? (work.slice_end - first_unit + WG_K - 1) / WG_K * WG_K * CHUNKS : 0;
+
+    u32 read_at = ring;
+    int turn = 0;
+#pragma unroll 1
+    for (int tile = work.first_tile; tile < work.tiles; tile += work.tile_stride, ++turn) {
+        // The lowest bit says which half of its 4 bytes the scale of group 0 is, for this lane's two rows.
+        const u32 first_row = tile * ROWS + tile_row + row;
+        const u32 half_0 = u32(u64(p.scales) >> 1) + first_row * p.scales_row_stride;
+        const u32 half[2] = {half_0, half_0 + 8 * p.scales_row_stride};
+        if (work.resident) slot = CHUNKS * group_k;
+        int held = -1;  // slot whose chunk is being multiplied
+        auto release = [&] {
+            if (held >= 0 && lane == 0) barrier_arrive(at.emptied + 8 * held);
+        };
+        float sums[TOKENS / 2] = {};
+#pragma unroll 1
+        for (int unit = first_unit; unit < work.slice_end; unit += WG_K) {
+            wait_for_copies<DEPTH - 1>();
+            __syncwarp();
+#pragma unroll
+            for (int part = 0; part < CHUNKS; ++part) {
+                u32 word[2][4], scale[SCALES][2];
+#if ZEROS
+                u32 minus_zero[SCALES][2];
+#endif
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const u32 line = read_at + (8 * h + row) * LINE + quad % 2 * 8;
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        load_shared_pair(word[h] + 2 * i, line + ((4 * part + 2 * i + quad / 2) ^ swizzle(row)) * 16);
+#pragma unroll
+                    for (int i = 0; i < SCALES; ++i) {
+                        const int k = part * CHUNK + 64 * i + 16 * quad;  // in the unit
+                        const u32 odd = half[h] ^ group_of(p, unit * UNIT + k);
+                        const u32 scale_at = read_at + 4 * (k / SPAN * WARP_ROWS + 8 * h + row);
+                        scale[i][h] = load_scale(scale_at + SCALES_AT, odd);
+#if ZEROS
+                        minus_zero[i][h] = negate2(load_scale(scale_at + ZEROS_AT, odd ^ u32(p.zeros_from_scales)));
+#endif
+                    }
+                }
+                if (part == CHUNKS - 1) {
+                    __syncwarp();
+                    copy_next(read_at);
+                }
+                const u64 b = operand(at.x + slot * X_BYTES, HALF_BYTES, 128);
+                barrier_wait(at.filled + 8 * slot, phase);
+#pragma unroll
+                for (int first = 0; first < 4; first += 2) {
+                    const int span = SCALES == 2 ? first / 2 : 0;
+                    u32 a[4][4];
+#pragma unroll
+                    for (int j = 0; j < 2; ++j)
+#pragma unroll
+                        for (int h = 0; h < 2; ++h) {
+                            u32 pair[4];
+#if ZEROS
+                            unpack(word[h][first + j], minus_zero[span][h], pair);
+#else
+                            unpack(word[h][first + j], pair);
+#endif
+#pragma unroll
+                            for (int i = 0; i < 4; ++i) a[2 * j + i / 2][i % 2 * 2 + h] = multiply2(pair[i], scale[span][h]);
+                        }
+                    wgmma_fence();
+#pragma unroll
+                    for (int s = 0; s < 4; ++s) wgmma(sums, a[s], b + u32(2 * first + s) * (STEP_BYTES / 16));
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    // The half before this one is done, and with it the chunk before this one.
+                    if (first == 0 && !work.resident) {
+                        release();
+                        held = slot;
+                    }
+                }
+                advance(part == CHUNKS - 1 ? 1 + CHUNKS * (WG_K - 1) : 1);
+            }
+            read_at = read_at == ring + (DEPTH - 1) * SLOT_BYTES ? ring : read_at + SLOT_BYTES;
+        }
+        wgmma_wait<0>();
+        if (!work.resident) {
+            release();
+            advance(work.chunks - own_chunks);
+        }
+
+        if (turn == 0) wait_for_cluster();
+        if (turn > 0) barrier_wait(at.sums_emptied, (turn - 1) & 1);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int own = (tile_row + 8 * h + row) % OWN_ROWS;
+            const u32 to = at.sums + ((rank * WG_K + group_k) * OWN_ROWS + own) * (4 * TOKENS);
+            const int to_rank = (tile_row + 8 * h) / OWN_ROWS;
+            const u32 twist = opaque(sum_swizzle(own));
+            auto place = [=](int c) { return 8 * ((4 * c + quad) ^ twist); };
+            if (to_rank == rank) {
+#pragma unroll
+                for (int c = 0; c < TOKENS / 8; ++c) store_floats(to + place(c), sums[4 * c + 2 * h], sums[4 * c + 2 * h + 1]);
+            }
+#if CLUSTER > 1
+            else {
+                const u32 remote = map_to_rank(to, to_rank), barrier = map_to_rank(at.sums_filled, to_rank);
+#pragma unroll
+                for (int c = 0; c < TOKENS / 8; ++c)
+                    store_floats_async(remote + place(c), sums[4 * c + 2 * h], sums[4 * c + 2 * h + 1], barrier);
+            }
+#endif
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(at.sums_filled);
+    }
+    if (turn == 0) wait_for_cluster();
+}
+
+// x through registers: the copy unit takes 4 cycles for each 16 bytes that go to a place of their own. Lane (token, quad)
+// loads 8 neighbours in k and stores each pair of them with the same pair of the other lanes; the next 8 of the same
+// sectors follow at once.
+__device__ __forceinline__ void stage_x(
+    const Work &work, const Places &at, const u16 *x, long long x_row_stride, int tokens, int K, int stager) {
+    arrive_at_cluster();
+    __syncthreads();
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+
+    constexpr int PIECES = TOKENS / 2 / STAGERS;  // of a chunk, for each warp: 8 tokens by 4 quads, 8 k each
+    constexpr int BATCH = PIECES < X_LOADS ? X_LOADS / PIECES : 1;  // chunks
+    const int lane = lane_id(), row = lane / 4, quad = lane % 4;
+    const int tile_count = max((work.tiles - work.first_tile + work.tile_stride - 1) / work.tile_stride, 0);
+    const int chunks = (work.resident ? min(tile_count, 1) : tile_count) * work.chunks;
+    const u16 *from = x + row * x_row_stride;
+    const int k_begin = work.slice_begin * UNIT + 16 * quad;
+    const u32 place = at.x + lane / 8 * HALF_BYTES + lane % 8 * 16;
+
+    int load_chunk = 0, loads_left = chunks;
+    auto load = [&](uint4 v[BATCH][PIECES]) {
+        const int first_piece = opaque(stager) * PIECES;
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+#pragma unroll
+            for (int i = 0; i < PIECES; ++i) {
+                const int piece = first_piece + i, token = piece / 4 * 8;
+                const int k = k_begin + load_chunk * CHUNK + piece % 4 / 2 * 64 + piece % 2 * 8;
+                v[b][i] = load_16_bytes(from + token * x_row_stride + k, loads_left > 0 && token + row < tokens && k < K);
+            }
+            --loads_left;
+            if (++load_chunk == work.chunks) load_chunk = 0;
+        }
+    };
+    int slot = 0, stores_left = chunks;
+    u32 phase = 1;
+    auto store = [&](const uint4 v[BATCH][PIECES]) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b)
+            if (stores_left > 0) {
+                barrier_wait(at.emptied + 8 * slot, phase);
+#pragma unroll
+                for (int i = 0; i < PIECES; ++i) {
+                    const int piece = stager * PIECES + i;
+                    store_matrices(place + slot * X_BYTES + piece % 4 * (2 * STEP_BYTES) + piece / 4 * 128, v[b][i]);
+                }
+                end_of_operand_stores();
+                __syncwarp();
+                if (lane == 0) barrier_arrive(at.filled + 8 * slot);
+                --stores_left;
+                if (++slot == work.slots) slot = 0, phase ^= 1;
+            }
+    };
+    uint4 v[2][BATCH][PIECES];
+    load(v[0]);
+#pragma unroll 1
+    while (stores_left > 0) {
+        load(v[1]);
+        store(v[0]);
+        load(v[0]);
+        store(v[1]);
+    }
+    wait_for_cluster();
+}
+
+__device__ __forceinline__ void add_up(
+    const Work &work, const Places &at, const u16 *bias, u16 *out, long long out_row_stride, int tokens, int N, int rank) {
+    arrive_at_cluster();
+    __syncthreads();
+    wait_for_previous_kernel();
+    wait_for_cluster();
+
+    const int thread = threadIdx.x - 32 * (MULTIPLIERS + STAGERS);
+    const int own = thread % OWN_ROWS;
+    u32 turn = 0;
+#pragma unroll 1
+    for (int tile = work.first_tile; tile < work.tiles; tile += work.tile_stride, ++turn) {
+        const int n = tile * ROWS + rank * OWN_ROWS + own;
+        u32 own_bias = 0;
+        load_half(own_bias, bias + n, bias != nullptr && n < N);
+#if CLUSTER > 1
+        if (thread == 0) barrier_arrive_and_expect(at.sums_filled, SUM_BYTES - SUM_BYTES / CLUSTER);
+#endif
+        barrier_wait(at.sums_filled, turn & 1);
+#pragma unroll 1
+        for (int pair = thread / OWN_ROWS; pair < TOKENS / 2; pair += 32 * ADDERS / OWN_ROWS) {
+            const u32 from = at.sums + own * (4 * TOKENS) + 8 * (pair ^ sum_swizzle(own));
+            float sum[2] = {};
+#pragma unroll
+            for (int i = 0; i < SOURCES; ++i) {
+                float v[2];
+                load_floats(v, from + i * (4 * OWN_ROWS * TOKENS));
+                sum[0] += v[0];
+                sum[1] += v[1];
+            }
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (n < N && 2 * pair + e < tokens)
+                    out[(2 * pair + e) * out_row_stride + n] = from_float(sum[e] + to_float(own_bias));
+        }
+        // Only a block that goes on to another tile listens; one that does not may be gone.
+        if (tile + work.tile_stride < work.tiles) {
+            __syncwarp();
+#if CLUSTER > 1
+            if (lane_id() < CLUSTER) remote_barrier_arrive(map_to_rank(at.sums_emptied, lane_id()));
+#else
+            if (lane_id() == 0) barrier_arrive(at.sums_emptied);
+#endif
+        }
+    }
+}
+
+extern "C" __global__ void
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+__launch_bounds__(THREADS, 1)
+w4a16_wgmma(
+    const u16 *x, const u32 *qweight, const u16 *scales,
+#if ZEROS
+    const u16 *zero_points,
+#endif
+    const u16 *bias, u16 *out, int M, int N, int K, int group_size,
+    long long x_row_stride, long long qweight_row_stride, long long scales_row_stride, long long out_row_stride) {
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const int m0 = blockIdx.y * TOKENS;
+    const int tokens = min(M - m0, TOKENS);
+    int rank = 0;
+#if CLUSTER > 1
+    rank = cluster_rank();
+#endif
+    const int units = (K + UNIT - 1) / UNIT;
+    Work work;
+    work.first_tile = blockIdx.x / CLUSTER;
+    work.tiles = (N + ROWS - 1) / ROWS;
+    work.tile_stride = gridDim.x / CLUSTER;
+    work.slice_begin = units * rank / CLUSTER;
+    work.slice_end = units * (rank + 1) / CLUSTER;
+    work.chunks = (work.slice_end - work.slice_begin) * CHUNKS;
+    work.slots = min(X_SLOTS, (units + CLUSTER - 1) / CLUSTER * CHUNKS);
+    work.resident = work.chunks <= work.slots;
+
+    Places at;
+    at.filled = shared_address(dynamic_shared_memory());
+    at.emptied = at.filled + 8 * X_SLOTS;
+    at.sums_filled = at.emptied + 8 * X_SLOTS;
+    at.sums_emptied = at.sums_filled + 8;
+    at.x = at.filled + BARRIER_BYTES;
+    at.sums = at.x + work.slots * X_BYTES;
+    at.rings = at.sums + SUM_BYTES;
+    if (warp == MULTIPLIERS) {
+        if (lane_id() == 0) {
+            for (int i = 0; i < X_SLOTS; ++i) {
+                barrier_init(at.filled + 8 * i, STAGERS);
+                barrier_init(at.emptied + 8 * i, 4 * WG_N);
+            }
+            barrier_init(at.sums_filled, MULTIPLIERS + (CLUSTER > 1));  // and the bytes of other blocks
+            barrier_init(at.sums_emptied, CLUSTER * ADDERS);
+            end_of_barrier_init();
+        }
+        __syncwarp();
+    }
+
+    if (warp < MULTIPLIERS) {
+        grow_to_registers<MULTIPLIER_REGISTERS>();
+        Problem p;
+        p.qweight = qweight;
+        p.scales = scales;
+        p.zeros_from_scales = 0;
+#if ZEROS
+        p.zeros_from_scales = zero_points - scales;
+#endif
+        p.qweight_row_stride = u32(qweight_row_stride);
+        p.scales_row_stride = u32(scales_row_stride);
+        p.N = N;
+        p.K = K;
+        p.groups = group_size >= K ? 0 : (1u << 31) / u32(group_size / SPAN) + 1;
+        multiply(p, work, at, warp, rank);
+    } else if (warp < MULTIPLIERS + STAGERS) {
+        shrink_to_registers<STAGER_REGISTERS>();
+        stage_x(work, at, x + m0 * x_row_stride, x_row_stride, tokens, K, warp - MULTIPLIERS);
+    } else {
+        shrink_to_registers<ADDER_REGISTERS>();
+        add_up(work, at, bias, out + m0 * out_row_stride, out_row_stride, tokens, N, rank);
+    }
+}
