@@ -157,13 +157,13 @@ def test_the_formulas_of_the_pack_format_are_formulas():
 
 
 def test_limits_of_the_pack_format_are_the_codes():
-    from gristmill.formula import MAX_LENGTH
+    from gristmill.formula import MAX_DEPTH, MAX_LENGTH
     from gristmill.manifest import MAX_ARGUMENTS, MAX_BYTES
     from gristmill.packs import MAX_OBJECT_BYTES
 
     text = " ".join(FORMAT.read_text().split())
     assert f"A manifest has {MAX_BYTES // 2**20} MiB at most, an object {MAX_OBJECT_BYTES // 2**20} MiB." in text
-    assert f"of at most {MAX_LENGTH} characters" in text
+    assert f"of at most {MAX_LENGTH} characters and {MAX_DEPTH} brackets within brackets" in text
     assert f"`[name, type]`, {MAX_ARGUMENTS} at most" in text
 
 
