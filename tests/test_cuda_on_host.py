@@ -1,0 +1,206 @@
+"""The CUDA C++ kernels run on the CPU: their own sources, the instructions of csrc/include/{ptx,wgmma}.h replaced.
+
+What this shows without a GPU: every index, tail, barrier and reduction, waits that are there when what goes on in the
+background comes late and when it comes early, accesses to the arrays given and no others, results within the bound.
+What it cannot show: the compiler's work and the order of memory on the device; tests/gpu does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gristmill.arrays import numpy_dtype
+from gristmill.csrc import w4a16_skinny_cuda_variants as skinny
+from gristmill.csrc import w4a16_wgmma_variants as wgmma
+from gristmill.formula import Formula
+from gristmill.kernels.variant import CxxVariant
+from gristmill.packed_weight import dequantize, pack
+from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
+
+HERE = Path(__file__).parent
+LDS_BYTES = 232448
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler: apt install g++")
+
+
+@dataclass(frozen=True)
+class Case:
+    M: int
+    N: int
+    K: int
+    group_size: int
+    bias: bool = False
+    multiprocessors: int = 9  # few, so that persistent blocks take several turns
+
+
+def _skinny_cases(tokens: int, span: int) -> list[Case]:
+    cases = {
+        128: [Case(1, 1, 32, -1), Case(3, 40, 288, 128, True), Case(8, 600, 672, 256)],
+        64: [Case(2, 33, 352, 64, True), Case(8, 140, 1152, 192)],
+        32: [Case(2, 33, 352, 32, True), Case(8, 140, 1152, 96)],
+    }[span]
+    group_size = -1 if span == 128 else span
+    if tokens > 8:
+        cases.append(Case(tokens, 20, 160, group_size))
+    return [*cases, Case(tokens + 3, 20, 160, group_size)]
+
+
+def _wgmma_cases(tokens: int, span: int, rows: int, resident_k: int) -> list[Case]:
+    """`rows` of output features are a tile; up to `resident_k` the activations stay in shared memory."""
+    narrow, wide = {128: (128, 256), 32: (32, 96)}[span]
+    return [
+        Case(3, 1, 32, -1),  # most blocks and warps have no work
+        Case(tokens - 7, 2 * rows + 2, 1440, narrow, True, multiprocessors=5),
+        Case(tokens, 4 * rows + 17, resident_k + 352, wide, multiprocessors=5),  # x is staged again for every tile
+        Case(tokens + 1, rows + 1, 352, -1, True),
+        *([Case(2, 40, 576, 64, True)] if span == 32 else []),
+    ]
+
+
+def _cases(variant: CxxVariant) -> list[Case]:
+    d = variant.defines
+    if variant.source == skinny.SOURCE:
+        return _skinny_cases(d["TOKENS"], d["SPAN"])
+    return _wgmma_cases(d["TOKENS"], d["SPAN"], 64 * d["WG_N"], 128 * d["X_SLOTS"] * d["CLUSTER"])
+
+
+def _variants() -> list[CxxVariant]:
+    """One per shape and span, dtype and zero points in turn."""
+    chosen: dict[tuple, CxxVariant] = {}
+    for rows in (skinny, wgmma):
+        for variant in (variant for arch in skinny.ARCHES for variant in rows.variants(arch)):
+            others = variant.defines.keys() - {"BF16", "ZEROS", "X_SLOTS"}
+            key = (variant.source, *sorted((name, variant.defines[name]) for name in others))
+            kind = (variant.defines["BF16"], variant.defines["ZEROS"])
+            if key not in chosen and kind in (divmod(len(chosen) % 4, 2), (1, 1)):
+                chosen[key] = variant
+    return list(chosen.values())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cuda_on_host")
+
+
+@pytest.mark.parametrize("variant", _variants(), ids=lambda variant: variant.name)
+def test_results_are_within_the_bound_and_accesses_inside(variant, folder):
+    library = _build(variant, folder)
+    rng = np.random.default_rng(len(variant.name))
+    for case in _cases(variant):
+        _check(library, variant, case, rng)
+
+
+@pytest.mark.parametrize("rows", [skinny, wgmma], ids=["skinny", "wgmma"])
+def test_zero_weights_give_zero_whatever_x_is(rows, folder):
+    variant = next(v for v in rows.variants("sm90") if v.zero_points)
+    library = _build(variant, folder)
+    x = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float16)
+    zero_points = np.full((16, 2), 11, np.float16)
+    weight = pack(np.full((16, 256), 11), np.ones((16, 2), np.float16), zero_points, group_size=128)
+    out, fault = _run(library, variant, x, weight)
+    assert fault is None
+    assert not out.any()
+
+
+def _check(library, variant: CxxVariant, case: Case, rng) -> None:
+    dtype = numpy_dtype(variant.dtype)
+    groups = 1 if case.group_size == -1 else -(-case.K // case.group_size)
+    weight = pack(
+        rng.integers(0, 16, (case.N, case.K)),
+        rng.uniform(0.001, 0.02, (case.N, groups)),
+        rng.uniform(0, 15, (case.N, groups)) if variant.zero_points else None,
+        rng.standard_normal(case.N) if case.bias else None,
+        group_size=case.group_size,
+        dtype=variant.dtype,
+    )
+    padding = weight.qweight.base.view(np.uint32)[:, weight.qweight.shape[1] :]
+    padding[...] = 0xA5C3F017  # may hold anything
+    x = rng.standard_normal((case.M, case.K)).astype(dtype)
+    dense = dequantize(weight)
+    bias = None if weight.bias is None else np.asarray(weight.bias)
+    reference = linear_float64(x, dense, bias)
+    bound = error_bound(
+        x.astype(np.float64), dense, bias,
+        dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=variant.weights_in_dtype,
+    )  # fmt: skip
+    for late in (True, False):
+        out, fault = _run(library, variant, x, weight, case.multiprocessors, late=late, seed=case.K)
+        where = f"{case}, {late=}"
+        assert fault is None, f"{where}: {fault}"
+        ratio = worst_error_over_bound(out, reference, bound)
+        assert ratio <= 1, f"{where}: {ratio} of the bound"
+
+
+def _run(
+    library, variant: CxxVariant, x: np.ndarray, weight, multiprocessors: int = 9, *, late: bool = True, seed: int = 0
+) -> tuple[np.ndarray, str | None]:
+    """Call the kernel as a launch would; returns its output, and what it did wrong first or None.
+
+    x and out get wider rows than they need, filled with NaN, and out one row more before and behind. Zero points lie
+    right behind the scales, so that they may start at another half of 4 bytes. `late` and `seed`: see
+    cuda_on_host/machine.h and run.cpp.
+    """
+    M, K = x.shape
+    padded_x = _aligned(np.full((M, K + 8), np.nan, x.dtype))
+    padded_x[:, :K] = x
+    qweight = _aligned(np.ascontiguousarray(weight.qweight.base))
+    padded_out = np.full((M + 2, weight.N + 3), np.nan, x.dtype)
+    out = padded_out[1:-1, : weight.N]
+    values = {
+        "M": M, "N": weight.N, "K": K, "group_size": weight.group_size, "num_groups": weight.num_groups,
+        "multiprocessor_count": multiprocessors, "lds_bytes": LDS_BYTES, "alignment": 16,
+    }  # fmt: skip
+    assert all(Formula(condition)(values) for condition in variant.conditions), values
+    scales = _aligned(np.stack([a for a in (weight.scales, weight.zero_points) if a is not None]))
+    inputs = [padded_x, qweight, scales, scales[1] if variant.zero_points else None, weight.bias]
+    # The last row of x ends at K: what lies behind it is not x.
+    sizes = [(M - 1) * padded_x.strides[0] + 2 * K, *(0 if a is None else a.nbytes for a in inputs[1:])]
+    pointers = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in (*inputs, out)]
+    strides = (K + 8, qweight.shape[1], weight.num_groups, weight.N + 3)
+    shared_bytes = Formula(variant.dynamic_shared_bytes)(values)
+    assert shared_bytes <= LDS_BYTES
+    fault = library.run(
+        *pointers,
+        *(ctypes.c_int(values[name]) for name in ("M", "N", "K", "group_size")),
+        *(ctypes.c_longlong(stride) for stride in strides),
+        (ctypes.c_longlong * 5)(*sizes),
+        *(ctypes.c_int(Formula(text)(values)) for text in variant.grid[:2]),
+        ctypes.c_int(shared_bytes),
+        ctypes.c_int(late),
+        ctypes.c_int(seed),
+    )
+    result = out.copy()
+    out[...] = np.nan
+    assert np.isnan(padded_out.astype(np.float32)).all(), "stores outside the output"
+    return result, fault and fault.decode()
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that starts at a multiple of 16 bytes."""
+    memory = np.zeros(array.nbytes + 16, np.uint8)
+    start = -memory.ctypes.data % 16
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _build(variant: CxxVariant, folder: Path):
+    path = folder / f"{variant.name}.so"
+    if not path.exists():
+        kernel = f'KERNEL_SOURCE="{HERE.parent / variant.source}"'
+        macros = {**variant.defines, "KERNEL": variant.symbol}
+        options = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-D{kernel}", *(f"-D{k}={v}" for k, v in macros.items())]
+        includes = ["-I", HERE / "cuda_on_host", "-I", HERE.parent / "csrc" / "include"]
+        command = [COMPILER, *options, *includes, HERE / "cuda_on_host" / "run.cpp", "-o", path]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    library = ctypes.CDLL(str(path))
+    library.run.restype = ctypes.c_char_p
+    return library
