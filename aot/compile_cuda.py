@@ -101,7 +101,9 @@ def _bindings() -> Any:
     try:
         importlib.metadata.distribution(NVRTC_PACKAGE)
         from cuda.bindings import nvrtc
-    except (ImportError, importlib.metadata.PackageNotFoundError) as error:
+
+        nvrtc.nvrtcVersion()  # the first call loads the library; RuntimeError where it is not there
+    except (ImportError, importlib.metadata.PackageNotFoundError, RuntimeError) as error:
         raise ToolchainError(
             f"compiling CUDA kernels needs {NVRTC_PACKAGE} and cuda-bindings ({error}); run: {INSTALL}"
         ) from None

@@ -14,8 +14,8 @@ import sys
 from fetch_model import fetch_model
 from workspace import ARCHS, BUILD, PACKS, SOURCE, WHEELS, Environment, step
 
-# Which extra brings the Python side of a driver whose library is there.
-DRIVER_LIBRARIES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
+# What serves a driver whose library is there.
+REQUIREMENTS = {"libcuda.so.1": "gristmill", "libamdhip64.so": "gristmill[rocm]"}
 
 
 def main() -> None:
@@ -31,10 +31,10 @@ def main() -> None:
 
     step("clean environment: build/run, with the wheels and no compiler")
     runner = Environment(BUILD / "run")
-    wheels = sorted(WHEELS.glob("gristmill*.whl"))
-    runner.install(*wheels, options=["--force-reinstall", "--no-deps"])
-    drivers = [extra for extra, library in DRIVER_LIBRARIES.items() if _loads(library)]
-    runner.install(f"gristmill[{','.join(drivers or ['emulator'])}]")
+    names = ["gristmill", *(f"gristmill-{arch}" for arch in ARCHS.split(","))]
+    runner.install(*names, options=["--no-index", "--find-links", str(WHEELS), "--force-reinstall", "--no-deps"])
+    usable = [requirement for library, requirement in REQUIREMENTS.items() if _loads(library)]
+    runner.install(*(usable or ["gristmill[emulator]"]))
 
     step("model: build/model (93 MB, once)")
     model = fetch_model(runner)
@@ -42,7 +42,7 @@ def main() -> None:
     step("cover: every layer, for every M up to 512, resolves to a prebuilt kernel")
     runner.gristmill("cover", model, "--arch", ARCHS, "--m", "1..512")
 
-    if drivers:
+    if usable:
         step("check: all layers on the GPU against a float64 reference")
         runner.gristmill("doctor")
         runner.gristmill("check", model)

@@ -91,7 +91,7 @@ def variants(arch: str) -> list[CxxVariant]:
     """The rows to build for `arch`; none where the kernel does not run."""
     shapes = dict.fromkeys(shape for choice in _CHOICES.get(arch, ()) for shape in choice.shapes)
     return [
-        _variant(shape, span, dtype, zero_points)
+        _variant(arch, shape, span, dtype, zero_points)
         for shape in shapes
         for span in _spans(arch, shape)
         for dtype, zero_points in KINDS
@@ -136,7 +136,7 @@ def arguments(zero_points: bool) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
+def _variant(arch: str, shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
     scales_weights = span < 128  # in the activation dtype; wider groups scale sums in float32
     return CxxVariant(
         name=_name(shape, span, dtype, zero_points),
@@ -164,7 +164,7 @@ def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVaria
         conditions=(*CONDITIONS, SPANS[span]),
         roundings=1 + zero_points + scales_weights,  # of the output, of q - z, of (q - z) * s
         weights_in_dtype=scales_weights,
-        early_start=True,
+        early_start=arch == "sm90",
     )
 
 

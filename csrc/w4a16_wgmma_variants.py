@@ -139,12 +139,12 @@ M64_TWO = Shape(64, 2, 1, cluster=2, depth=5)
 M64_FOUR = Shape(64, 2, 1, cluster=4, depth=3)
 
 # The fastest of 22 shapes, or within 6 % of it, at M = 16, 32 and 64 in five layers (NVIDIA H200, float16, group size
-# 128, graph replay, weights rotated past L2, medians). Wide layers at M > 32 are left to the tiles.
+# 128, graph replay, weights rotated past L2, medians). Other layers at M > 32 are left to the tiles.
 _CHOICES = (
     Choice("M <= 16", M16),
     Choice("M <= 32 and K >= 8192 and N <= 3072", M32_FOUR),
     Choice("M <= 32", M32),
     Choice("M <= 64 and K >= 8192 and N <= 3072", M64_FOUR),
     Choice("M <= 64 and K < 3072 and N > 35 * multiprocessor_count", M64_TWO),
-    Choice("M <= 64 and N < 140 * multiprocessor_count", M64),
+    Choice("M <= 64 and N <= 35 * multiprocessor_count", M64),
 )

@@ -47,7 +47,8 @@ def certify(question: Question, progress: Callable[[str], None] = lambda text: N
     ------
     NoPackError, PackError : a pack is missing, or not whole: all code objects that the certificate names are read
     """
-    classes = Counter(LayerClass.of(layer) for layer in question.layers.values())
+    # In the order of their names, which is the order that the file has them in: a certificate is the same for both.
+    classes = Counter(LayerClass.of(layer) for _, layer in sorted(question.layers.items()))
     archs = []
     for arch in question.archs:
         progress(f"{arch}: {len(question.layers)} layers, {len(classes)} shapes, M {span_text(question.m)}")

@@ -65,5 +65,12 @@ def _overview(argv: list[str], commands: dict[str, EntryPoint]) -> int:
         print(f"gristmill: no command {argv[0]!r}", file=stream)
     print("usage: gristmill COMMAND [--json] ...\n", file=stream)
     for name, point in sorted(commands.items()):
-        print(f"  {name:10} {point.load().HELP}", file=stream)
+        print(f"  {name:10} {_help_of(point)}", file=stream)
     return 0 if wanted else 2
+
+
+def _help_of(point: EntryPoint) -> str:
+    try:
+        return point.load().HELP
+    except StrictModeError as error:
+        return f"({error})"

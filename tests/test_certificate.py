@@ -171,3 +171,18 @@ def test_differences():
         "c: certified null, now 4",
     ]
     assert differences([1], [1, 2], "m") == ["m: certified [1], now [1, 2]"]
+
+
+def test_holds_for_layers_that_are_not_in_alphabetical_order(folder, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    d = rng.uniform(0.01, 0.1, (48, 3)).astype(np.float16)
+    wide = rng.uniform(0.01, 0.1, (48, 6)).astype(np.float16)
+    tensors = {
+        "blk.0.attn_q.weight": (gguf_files.blocks_q4_0(rng.integers(0, 16, (48, 96)), d), "Q4_0"),
+        "blk.0.attn_k.weight": (gguf_files.blocks_q4_0(rng.integers(0, 16, (48, 192)), wide), "Q4_0"),
+    }
+    model, path = gguf_files.write(tmp_path / "model.gguf", tensors), tmp_path / "certificate.json"
+    assert run_json(capsys, "cover", model, "--arch", "sm90", "--m", "1..8", "--output", path)[0] == 0
+    code, answer = run_json(capsys, "cover", "--against", path)
+    assert answer["differences"] == []
+    assert code == 0

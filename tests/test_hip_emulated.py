@@ -194,7 +194,7 @@ def test_symbol_that_the_object_lacks(run):
         loader = loader_for(Device("hip", 0))
         entry = next(iter(loader.pack.manifest.entries.values()))
         module = hip.load_module(0, loader.pack.read_object(entry))
-        message = fails(DriverError, hip.function, 0, module, "w4a16_gem", 0)
+        message = fails(DriverError, hip.function, 0, module, "w4a16_gem", 0, False)
         assert message.startswith("hipModuleGetFunction failed: hipErrorNotFound"), message
         assert hip.function(0, module, entry.symbol, 0, False).symbol == entry.symbol
         hip.unload_module(0, module)

@@ -81,6 +81,17 @@ def test_a_missing_nvcc_is_named():
         compile_variant(one("sm90"), find_target("sm90"), nvcc="nvcc-of-nowhere")
 
 
+def test_a_missing_nvrtc_library_is_named(monkeypatch):
+    from cuda.bindings import nvrtc
+
+    def fail():
+        raise RuntimeError("no libnvrtc.so.13 found")
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", fail)
+    with pytest.raises(ToolchainError, match=r"nvidia-cuda-nvrtc .*\(no libnvrtc.so.13 found\); run: pip install"):
+        compile_variant(one("sm90"), find_target("sm90"))
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA toolkit's nvcc on PATH")
 @pytest.mark.parametrize("arch", ARCHES)
 def test_nvcc_when_asked_for(arch, tmp_path, monkeypatch):

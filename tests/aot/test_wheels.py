@@ -145,7 +145,7 @@ def test_core_wheel_of_a_platform_is_the_other_with_the_extension(made, source):
 TRY_EXTENSION = """
 import sys, gristmill._fastcall as native
 assert native.__file__.startswith(sys.argv[1]), native.__file__
-assert len(native.record(1, (1, 1, 1), (32, 1, 1), 0, 0, b"")) > 0
+assert len(native.record(1, (1, 1, 1), (32, 1, 1), 0, False, 0, b"")) > 0
 """
 
 
