@@ -267,37 +267,19 @@ def _op_cuda(
     return _launch(x, prepared, perm)
 
 
-def _op_cpu(
-    x: Tensor,
-    qweight: Tensor,
-    scales: Tensor,
-    zero_points: Tensor | None,
-    bias: Tensor | None,
-    perm: Tensor | None,
-    K: int,
-    group_size: int,
-) -> Tensor:
+def _op_cpu(x: Tensor, *given: Any) -> Tensor:
     from gristmill.gemm import linear as host_linear
 
-    weight = to_numpy(_weight_of(qweight, scales, zero_points, bias, perm, K, group_size))
-    x = _rows(x, K)[0]
-    out = host_linear(array_of(x.reshape(-1, K)), weight)
+    weight = to_numpy(_weight_of(*given))
+    x = _rows(x, weight.K)[0]
+    out = host_linear(array_of(x.reshape(-1, weight.K)), weight)
     return tensor_of(out).view(*x.shape[:-1], weight.N)
 
 
-def _op_autocast(
-    x: Tensor,
-    qweight: Tensor,
-    scales: Tensor,
-    zero_points: Tensor | None,
-    bias: Tensor | None,
-    perm: Tensor | None,
-    K: int,
-    group_size: int,
-) -> Tensor:
+def _op_autocast(x: Tensor, qweight: Tensor, scales: Tensor, *others: Any) -> Tensor:
     x = _autocast(x, scales.dtype)
     with torch.autocast(x.device.type, enabled=False):
-        return _op(x, qweight, scales, zero_points, bias, perm, K, group_size)
+        return _op(x, qweight, scales, *others)
 
 
 def _op_fake(
