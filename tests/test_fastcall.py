@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import sys
-import threading
 import weakref
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from gristmill.drivers.protocol import LaunchPointers
 from gristmill.errors import ArgumentError, DriverError, DTypeError, ShapeError, StrideError
 from gristmill.loader import LoadedKernel, forget_loaders
 from gristmill.prepared import Choice, prepare
+from together import together
 
 if fastcall._fastcall is None and "GRISTMILL_NEEDS_FASTCALL" not in os.environ:
     pytest.skip("the extension is not built", allow_module_level=True)
@@ -315,7 +315,8 @@ def test_threads_share_nothing(device):
     expected = [[in_python(x, weight) for x in inputs] for weight in weights]
     wrong = []
 
-    def work(own):
+    def work(thread):
+        own = thread % 4
         for _ in range(40):
             for x, right in zip(inputs, expected[own], strict=True):
                 if not torch.equal(gristmill.linear(x, weights[own]), right):
@@ -323,11 +324,7 @@ def test_threads_share_nothing(device):
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    threads = [threading.Thread(target=work, args=(own % 4,)) for own in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(8, work)
     sys.setswitchinterval(interval)
     assert not wrong
     assert len(device.native) == 8 * 40 * 3

@@ -3,7 +3,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-import threading
 from dataclasses import dataclass
 
 import fake_driver
@@ -28,6 +27,7 @@ from gristmill.placement import to_device
 from gristmill.preloading import preload
 from gristmill.prepared import _prepared, prepare
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
+from together import together
 
 
 @dataclass(frozen=True)
@@ -216,24 +216,15 @@ def test_capture_needs_preload(fake_device):
 def test_threads_share_no_arguments(fake_device):
     weights = [fake_driver.random_weight(24, 72, 32, seed=seed) for seed in range(3)]
     placed = [to_device(weight, "fake:0") for weight in weights]
-    failures = []
 
     def work(thread: int) -> None:
-        try:
-            for i in range(20):
-                at = (thread + i) % 3
-                x = fake_driver.random_x(1 + (thread * i) % 5, 72, seed=thread)
-                out = gristmill.linear(DeviceArray.from_numpy(x, "fake:0"), placed[at])
-                check(out.to_numpy(), x, weights[at])
-        except BaseException as error:
-            failures.append(error)
+        for i in range(20):
+            at = (thread + i) % 3
+            x = fake_driver.random_x(1 + (thread * i) % 5, 72, seed=thread)
+            out = gristmill.linear(DeviceArray.from_numpy(x, "fake:0"), placed[at])
+            check(out.to_numpy(), x, weights[at])
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together(20, work)
     assert len(fake_device.called("load_module")) == 1
 
 

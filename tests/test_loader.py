@@ -1,5 +1,3 @@
-import threading
-
 import fake_driver
 import gristmill.drivers
 import pytest
@@ -17,6 +15,7 @@ from gristmill.formula import Formula
 from gristmill.loader import LoadedKernel, Loader, forget_loaders, loader_for, max_dynamic_shared_bytes
 from gristmill.manifest import Argument, Rule
 from gristmill.packs import Pack
+from together import together
 
 DEVICE = Device("fake", 0)
 
@@ -61,18 +60,8 @@ def test_twenty_threads_load_once(driver, tmp_path):
     driver.load_seconds = 0.05
     loader = loader_of(two_entries_of_one_object(tmp_path), driver)
     entry = loader.pack.manifest.entries["first"]
-    start = threading.Barrier(20)
     found = []
-
-    def work():
-        start.wait()
-        found.append(loader.kernel(entry))
-
-    threads = [threading.Thread(target=work) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(20, lambda thread: found.append(loader.kernel(entry)))
     assert len(found) == 20
     assert len(set(map(id, found))) == 1
     assert len(driver.called("load_module")) == 1

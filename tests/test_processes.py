@@ -174,7 +174,7 @@ def test_twenty_threads(run, devices):
     """Right results for all, and each object loaded once on each device, whoever comes first."""
     calls = run(
         """
-        import threading
+        from together import together
         devices = [f"cuda:{i}" for i in range(get_driver("cuda").device_count())]
         hosts = [fake_driver.random_weight(72, 136, 64, dtype, zero_points=zeros, bias=True, seed=seed)
                  for seed, (dtype, zeros) in enumerate((("float16", True), ("bfloat16", True), ("float16", False)))]
@@ -182,25 +182,16 @@ def test_twenty_threads(run, devices):
             (i, device): host.map(lambda array: DeviceArray.from_numpy(array, device))
             for i, host in enumerate(hosts) for device in devices
         }
-        start, failures, done = threading.Barrier(20), [], []
+        done = []
 
         def work(thread):
-            try:
-                start.wait()
-                for turn in range(6):
-                    i, device = (thread + turn) % 3, devices[(thread + turn // 3) % len(devices)]
-                    x = fake_driver.random_x(1 + thread, 136, hosts[i].dtype, seed=thread)
-                    check(gristmill.linear(DeviceArray.from_numpy(x, device), weights[i, device]), x, hosts[i])
-                    done.append(turn)
-            except BaseException as error:
-                failures.append(error)
+            for turn in range(6):
+                i, device = (thread + turn) % 3, devices[(thread + turn // 3) % len(devices)]
+                x = fake_driver.random_x(1 + thread, 136, hosts[i].dtype, seed=thread)
+                check(gristmill.linear(DeviceArray.from_numpy(x, device), weights[i, device]), x, hosts[i])
+                done.append(turn)
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures, failures
+        together(20, work)
         assert len(done) == 120
         """,
         STUB_DEVICES=devices,

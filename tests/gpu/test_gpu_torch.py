@@ -26,6 +26,7 @@ from gristmill.loader import forget_loaders, loader_for
 from gristmill.packed_weight import dequantize
 from gristmill.packs import find_pack
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
+from together import together
 
 torch = pytest.importorskip("torch")
 from gristmill.torch_weights import tensor_of  # noqa: E402
@@ -240,28 +241,18 @@ def test_twenty_threads(device, unloaded):
     driver, _ = driver_and_ordinal(device)
     loads, load_module = [], driver.load_module
     driver.load_module = lambda *arguments: loads.append(arguments[1]) or load_module(*arguments)
-    results, failures = {}, []
-    start = threading.Barrier(20)
+    results = {}
 
     def work(thread):
-        try:
-            start.wait()
-            for i in range(10):
-                at = (thread + i) % 3
-                results[thread, i] = at, linear(inputs[thread], placed[at])
-        except BaseException as error:
-            failures.append(error)
+        for i in range(10):
+            at = (thread + i) % 3
+            results[thread, i] = at, linear(inputs[thread], placed[at])
 
     try:
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(20, work)
     finally:
         del driver.load_module
     torch.cuda.synchronize()
-    assert not failures
     assert len(results) == 200
     for (thread, _), (at, out) in results.items():
         assert close(out, inputs[thread], weights[at])

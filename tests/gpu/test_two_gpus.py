@@ -14,6 +14,7 @@ from gristmill.errors import NotLoadedError
 from gristmill.loader import forget_loaders, loader_for
 from gristmill.packed_weight import dequantize
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
+from together import together
 
 torch = pytest.importorskip("torch")
 from gristmill.torch_weights import tensor_of  # noqa: E402
@@ -76,30 +77,20 @@ def test_twenty_threads_on_two_devices(devices, loads):
     }
     for device in devices:
         torch.cuda.synchronize(device)
-    results, failures = [], []
-    start = threading.Barrier(20)
+    results = []
 
     def work(thread):
-        try:
-            start.wait()
-            for turn in range(12):
-                i, ordinal = (thread + turn) % len(weights), (thread + turn // 2) % 2
-                x = inputs[thread, weights[i].dtype, ordinal]
-                current = (thread + turn) % 2  # now the tensors' device, now the other one
-                with torch.cuda.device(current):
-                    results.append((i, x, gristmill.linear(x, placed[i, ordinal])))
-                    assert torch.cuda.current_device() == current
-        except BaseException as error:
-            failures.append(error)
+        for turn in range(12):
+            i, ordinal = (thread + turn) % len(weights), (thread + turn // 2) % 2
+            x = inputs[thread, weights[i].dtype, ordinal]
+            current = (thread + turn) % 2  # now the tensors' device, now the other one
+            with torch.cuda.device(current):
+                results.append((i, x, gristmill.linear(x, placed[i, ordinal])))
+                assert torch.cuda.current_device() == current
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(20, work)
     for device in devices:
         torch.cuda.synchronize(device)
-    assert not failures, failures
     assert len(results) == 240
     for i, x, out in results:
         assert out.device == x.device
