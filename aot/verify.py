@@ -98,7 +98,6 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
     """
     driver = get_driver("emulated")
     assert isinstance(driver, emulated.EmulatedDriver)
-    driver.budget = INSTRUCTION_BUDGET
     device = Device("emulated", emulated.ARCHS.index(arch))
     facts = driver.device_facts(device.ordinal)
     module = driver.load_module(device.ordinal, code)
@@ -110,10 +109,10 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
     runs = [(case, emulated.DEFAULT_SCHEDULE) for case in cases] + [(smallest, order) for order in SERIAL_SCHEDULES]
     results = []
     for case, schedule in runs:
-        driver.schedule = schedule
         # The inputs are fresh for each object and case, and the same when a failure is looked into.
         seed = int.from_bytes(hashlib.sha256(f"{entry.object} {case}".encode()).digest()[:8], "little")
-        results.append(_run(kernel, device, facts, case, np.random.default_rng(seed)))
+        with driver.launching(schedule, INSTRUCTION_BUDGET):
+            results.append(_run(kernel, device, facts, case, np.random.default_rng(seed)))
     return record_of(entry, results, facts.name, "emulation")
 
 

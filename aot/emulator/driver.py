@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from gristmill.aot.emulator import DeviceMemory, Kernel, LaunchReport, Module, launch
@@ -36,6 +38,16 @@ class EmulatedDriver:
         self.last_report: LaunchReport | None = None
         self._memories = [DeviceMemory() for _ in ARCHS]
         self._lock = threading.RLock()
+
+    @contextmanager
+    def launching(self, schedule: str, budget: int) -> Iterator[None]:
+        """Within, launches take this order of waves and this budget; afterwards those of before."""
+        before = self.schedule, self.budget
+        self.schedule, self.budget = schedule, budget
+        try:
+            yield
+        finally:
+            self.schedule, self.budget = before
 
     def unavailable_reason(self) -> str | None:
         return None

@@ -39,6 +39,7 @@ def draw(rng: np.random.Generator) -> dict:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_random_problems_are_within_the_bound(arch):
     seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")  # shown with a failure of any kind
     rng = np.random.default_rng(seed)
     device = Device.parse(f"emulated:{arch}")
     for _ in range(PROBLEMS):
