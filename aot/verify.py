@@ -2,8 +2,9 @@
 
 Entries for AMD run here, instruction by instruction, in the emulator; the record is kept in the cache under the digests
 of the code object, of its manifest entry and of the emulator, so that an unchanged object is not run again. The
-emulator knows no fault of the hardware: instructions that fall under a known one are refused before the run. Entries
-for NVIDIA ran on a GPU, with `gristmill selftest --record`; those records are part of the source, in `aot/records`.
+emulator knows no fault of the hardware and no load that comes late: instructions that fall under a known fault, and
+those that may run before a load has brought what they need, are refused before the run. Entries for NVIDIA ran on a
+GPU, with `gristmill selftest --record`; those records are part of the source, in `aot/records`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gristmill.aot import amdgpu_code_object
 from gristmill.aot.amdgpu_code_object import CodeObject
 from gristmill.aot.emulator import driver as emulated
 from gristmill.aot.emulator.hazards import vopd_interlock_hazards
+from gristmill.aot.emulator.waits import missing_waits
 from gristmill.aot.errors import BuildError
 from gristmill.arrays import Device
 from gristmill.drivers import get_driver
@@ -93,7 +95,7 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
     Raises
     ------
     VerificationError : a case is wrong, or did what the emulator forbids; or the code has a pair of instructions that
-        the hardware may get wrong
+        the hardware may get wrong, or does not wait for a load
     EmulatorError : the code object does not load
     """
     driver = get_driver("emulated")
@@ -117,12 +119,15 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
 
 
 def _refuse_hazards(entry: Entry, code: bytes) -> None:
-    for symbol, instructions in vopd_interlock_hazards(CodeObject.parse(code)).items():
+    code_object = CodeObject.parse(code)
+    for symbol, instructions in vopd_interlock_hazards(code_object).items():
         first = instructions[0]
         raise VerificationError(
             f"{entry.name}: the hardware may get {len(instructions)} dual instructions of {symbol} wrong, the first at "
             f"{first.address:#x}: {first}"
         )
+    for symbol, missing in missing_waits(code_object).items():
+        raise VerificationError(f"{entry.name}: {symbol} lacks {len(missing)} waits, the first at {missing[0]}")
 
 
 def _run(kernel: LoadedKernel, device: Device, facts, case, rng: np.random.Generator) -> CaseResult:

@@ -28,6 +28,8 @@ from gristmill.aot import cold_start, compile_hip, ninja_graph, sources, targets
 from gristmill.aot import errors as build_errors
 from gristmill.aot import pack as aot_pack
 from gristmill.aot.commands import wheel as wheel_command
+from gristmill.aot.emulator.decode import decode
+from gristmill.aot.emulator.waits import MissingWait
 from gristmill.arrays import DeviceArray
 from gristmill.certificate import question_of
 from gristmill.checkpoints.gguf import GgufCheckpoint
@@ -309,6 +311,25 @@ def emulator_finds_fault(m):
     verify._run(types.SimpleNamespace(entry=fake_driver.entry("e", b"")), None, nominal_device("gfx1151"), case, None)
 
 
+DUAL_MOVE, LOAD, MOVE = (
+    decode(bytes.fromhex(code), 0, address, "rdna3")
+    for address, code in enumerate(["040110ca06010202", "000052dc01000402", "0303047e"])
+)
+
+
+def code_that_the_hardware_gets_wrong(m):
+    m.patch.setattr(verify.CodeObject, "parse", lambda code: None)
+    m.patch.setattr(verify, "vopd_interlock_hazards", lambda _: {"w4a16": [DUAL_MOVE]})
+    verify._refuse_hazards(fake_driver.entry("e", b""), b"")
+
+
+def code_that_does_not_wait(m):
+    m.patch.setattr(verify.CodeObject, "parse", lambda code: None)
+    m.patch.setattr(verify, "vopd_interlock_hazards", lambda _: {})
+    m.patch.setattr(verify, "missing_waits", lambda _: {"w4a16": [MissingWait(MOVE, "v2", LOAD)]})
+    verify._refuse_hazards(fake_driver.entry("e", b""), b"")
+
+
 def no_packs_to_wheel(m):
     parser = argparse.ArgumentParser()
     wheel_command.configure(parser)
@@ -387,7 +408,12 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
     ],
     "CompileError": [batch_fails, compiler_fails],
     "ObjectError": [object_of("sm80", 8), object_of("sm90", 4), pack_in_another_folder],
-    "VerificationError": [wrong_result, emulator_finds_fault],
+    "VerificationError": [
+        wrong_result,
+        emulator_finds_fault,
+        code_that_the_hardware_gets_wrong,
+        code_that_does_not_wait,
+    ],
     "WheelError": [no_packs_to_wheel, never_run, too_large],
     "BenchmarkError": [bench_program_fails, bench_result_is_wrong],
 }

@@ -31,7 +31,7 @@ def vopd_interlock_hazards(code_object: CodeObject) -> dict[str, list[Instructio
     """
     if generation(code_object.arch) != "rdna3":
         return {}
-    found = {name: [i for i in _instructions(code_object, name) if _same_parity(i)] for name in code_object.kernels}
+    found = {name: [i for i in instructions_of(code_object, name) if _same_parity(i)] for name in code_object.kernels}
     return {name: instructions for name, instructions in found.items() if instructions}
 
 
@@ -44,7 +44,8 @@ def _same_parity(instruction: Instruction) -> bool:
     return any(x >= VECTOR and y >= VECTOR and x != y and (x ^ y) & 1 == 0 for x, y in pairs)
 
 
-def _instructions(code_object: CodeObject, name: str) -> Iterator[Instruction]:
+def instructions_of(code_object: CodeObject, name: str) -> Iterator[Instruction]:
+    """The instructions of a kernel in the order of their addresses."""
     kernel = code_object.kernels[name]
     address, end = kernel.entry_address, kernel.entry_address + kernel.code_bytes
     while address < end:
