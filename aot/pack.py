@@ -45,14 +45,14 @@ def make_manifest(target: Target, rows: Rows, compiled: Mapping[str, CompiledObj
                 )
         entries[variant.name] = _entry(target, variant, result)
     try:
-        manifest = Manifest(
+        manifest = Manifest.of(
+            entries.values(),
+            tuple(Rule(Formula(row.when), row.variants, row.origin) for row in rows.policy),
             arch=target.arch,
             kind=target.kind,
             version=gristmill.__version__,
             compilers=compilers,
             source_digest=rows_digest(rows),
-            entries=entries,
-            policy=tuple(Rule(Formula(row.when), row.variants, row.origin) for row in rows.policy),
         )
         data = manifest.dump()
         parsed = Manifest.parse(data, f"manifest of {target.arch}")

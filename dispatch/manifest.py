@@ -1,14 +1,15 @@
 """The manifest of a pack: all that select, load and launch need to know, as data.
 
 `Manifest.parse` takes untrusted bytes and raises ManifestError or a PackSchemaError for whatever is wrong with them;
-`Manifest.dump` is its inverse and gives the same bytes for the same content. The format is described in
-docs/pack-format.md.
+`Manifest.dump` is its inverse and gives the same bytes for the same content. `Manifest.open` leaves each entry until it
+is looked at: a process launches few of a pack's entries, and its first result waits for those that are read. The format
+is described in docs/pack-format.md.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gristmill.errors import FormulaError, ManifestError, PackSchemaError, PackTooNewError, PackTooOldError
@@ -82,6 +83,14 @@ class Rule(NamedTuple):
     origin: str  # "measured on NVIDIA H200", "table for gfx1201, not measured"
 
 
+class Kind(NamedTuple):
+    """What an entry must share with a problem before its conditions are asked."""
+
+    op: str
+    dtype: str
+    zero_points: bool
+
+
 class Manifest(NamedTuple):
     arch: str
     kind: str  # "hsaco" or "cubin"
@@ -89,7 +98,24 @@ class Manifest(NamedTuple):
     compilers: Mapping[str, str]
     source_digest: str
     entries: Mapping[str, Entry]
+    kinds: Mapping[str, Kind]  # of the entries, by their names, in the same order
     policy: tuple[Rule, ...]
+
+    @staticmethod
+    def of(
+        entries: Iterable[Entry],
+        policy: tuple[Rule, ...],
+        *,
+        arch: str,
+        kind: str,
+        version: str,
+        compilers: Mapping[str, str],
+        source_digest: str,
+    ) -> Manifest:
+        """The manifest of `entries`."""
+        by_name = {entry.name: entry for entry in entries}
+        kinds = {name: Kind(e.op, e.needs.dtype, e.needs.zero_points) for name, e in by_name.items()}
+        return Manifest(arch, kind, version, compilers, source_digest, by_name, kinds, policy)
 
     @staticmethod
     def parse(data: bytes, origin: str = "manifest") -> Manifest:
@@ -100,6 +126,12 @@ class Manifest(NamedTuple):
         PackTooNewError, PackTooOldError : a schema number that this version does not read
         ManifestError : anything else that is wrong; the message names `origin` and the field
         """
+        manifest = Manifest.open(data, origin)
+        return manifest._replace(entries=dict(manifest.entries))
+
+    @staticmethod
+    def open(data: bytes, origin: str = "manifest") -> Manifest:
+        """As `parse`, but what is wrong with an entry is raised where it is first taken from `entries`."""
         return _Reader(origin).manifest(data)
 
     def dump(self) -> bytes:
@@ -117,6 +149,31 @@ class Manifest(NamedTuple):
             ],
         }
         return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode()
+
+
+class _Entries(Mapping[str, Entry]):
+    """The entries of a manifest, each read when it is first asked for."""
+
+    __slots__ = ("_found", "_reader")
+
+    def __init__(self, reader: _Reader, rows: dict[str, tuple[dict[str, Any], str]]) -> None:
+        self._reader = reader
+        self._found: dict[str, Any] = rows  # name -> the entry; a tuple (row, where) until it is read
+
+    def __getitem__(self, name: str) -> Entry:
+        found = self._found[name]
+        if type(found) is not Entry:
+            found = self._found[name] = self._reader.entry(*found)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def _entry_document(entry: Entry) -> dict[str, Any]:
@@ -204,12 +261,15 @@ class _Reader:
         if schema > SCHEMA:
             action = "upgrade gristmill: pip install --upgrade gristmill"
             raise self.other_schema(PackTooNewError, schema, "newer", action)
-        entries = {}
+        entries, kinds = {}, {}
         for index, row in enumerate(self.field(document, "entries", list, "manifest")):
-            entry = self.entry(row, f"entries[{index}]")
-            if entry.name in entries:
-                raise self.fail(f"entries[{index}]", f"second entry of the name {entry.name!r}")
-            entries[entry.name] = entry
+            where = f"entries[{index}]"
+            name = self.name(self.object(row, where), "name", where)
+            if name in entries:
+                raise self.fail(where, f"second entry of the name {name!r}")
+            where = f"{where} ({name})"
+            entries[name] = row, where
+            kinds[name] = self.kind(row, where)
         rows = self.field(document, "policy", list, "manifest")
         kind = self.field(document, "kind", str, "manifest")
         if kind not in OBJECT_KINDS:
@@ -220,27 +280,31 @@ class _Reader:
             version=self.text(document, "version", "manifest"),
             compilers=self.mapping(document, "compilers", str, "manifest"),
             source_digest=self.digest(document, "source_digest", "manifest"),
-            entries=entries,
+            entries=_Entries(self, entries),
+            kinds=kinds,
             policy=tuple(self.rule(row, f"policy[{index}]", entries) for index, row in enumerate(rows)),
         )
 
-    def entry(self, row: Any, where: str) -> Entry:
-        row = self.object(row, where)
-        name = self.name(row, "name", where)
-        where = f"{where} ({name})"
+    def kind(self, row: dict[str, Any], where: str) -> Kind:
         op = self.field(row, "op", str, where)
         if op != OP_W4A16_GEMM:
             raise self.fail(where, f"op must be {OP_W4A16_GEMM!r}, got {_shown(op)}")
+        needs = self.field(row, "needs", dict, where)
+        dtype = self.field(needs, "dtype", str, where)
+        if dtype not in DTYPES:
+            raise self.fail(where, f"dtype must be one of {', '.join(DTYPES)}, got {_shown(dtype)}")
+        return Kind(op, dtype, self.field(needs, "zero_points", bool, where))
+
+    def entry(self, row: dict[str, Any], where: str) -> Entry:
+        """An entry whose name has been found right."""
         block = tuple([self.count(value, where, "block", 1, 1024) for value in self.triple(row, "block", where)])
         if block[0] * block[1] * block[2] > 1024:
             raise self.fail(where, f"block {block} has more than 1024 threads")
         grid = tuple([self.formula(text, where, "grid") for text in self.triple(row, "grid", where)])
-        needs = self.object(self.field(row, "needs", dict, where), where)
-        dtype = self.field(needs, "dtype", str, where)
-        if dtype not in DTYPES:
-            raise self.fail(where, f"dtype must be one of {', '.join(DTYPES)}, got {_shown(dtype)}")
+        op, dtype, zero_points = self.kind(row, where)
+        conditions = self.field(row["needs"], "conditions", list, where)
         return Entry(
-            name=name,
+            name=row["name"],
             op=op,
             symbol=self.name(row, "symbol", where),
             object=self.digest(row, "object", where),
@@ -250,13 +314,7 @@ class _Reader:
             block=block,  # type: ignore[arg-type]
             static_shared_bytes=self.count(row.get("static_shared_bytes"), where, "static_shared_bytes", 0, 2**20),
             dynamic_shared_bytes=self.formula(row.get("dynamic_shared_bytes"), where, "dynamic_shared_bytes"),
-            needs=Needs(
-                dtype=dtype,
-                zero_points=self.field(needs, "zero_points", bool, where),
-                conditions=tuple(
-                    [self.formula(text, where, "needs") for text in self.field(needs, "conditions", list, where)]
-                ),
-            ),
+            needs=Needs(dtype, zero_points, tuple([self.formula(text, where, "needs") for text in conditions])),
             roundings=self.count(row.get("roundings"), where, "roundings", 1, 16),
             weights_in_dtype=self.field(row, "weights_in_dtype", bool, where),
             resources=self.mapping(row, "resources", int, where),
@@ -289,7 +347,7 @@ class _Reader:
             raise self.fail(where, f"argument {name!r} cannot be of type {type_!r}")
         return Argument(name, type_)
 
-    def rule(self, row: Any, where: str, entries: Mapping[str, Entry]) -> Rule:
+    def rule(self, row: Any, where: str, entries: Mapping[str, Any]) -> Rule:
         row = self.object(row, where)
         names = self.field(row, "entries", list, where)
         if not all(type(name) is str for name in names) or not entries.keys() >= set(names):

@@ -34,13 +34,13 @@ class Pack(NamedTuple):
 
     @staticmethod
     def open(folder: Path) -> Pack:
-        """Read and check the manifest of `folder`; the code objects are read when they are loaded."""
+        """Read the manifest of `folder`; its entries are checked, and the code objects read, when they are needed."""
         path = folder / "manifest.json"
         try:
             data = _read(folder, (path.name,), MAX_BYTES)
         except OSError as error:
             raise ManifestError(f"{path}: {error.strerror}") from None
-        return Pack(folder, Manifest.parse(data, origin=str(path)))
+        return Pack(folder, Manifest.open(data, origin=str(path)))
 
     def object_bytes(self, entry: Entry) -> int:
         """Size of the entry's code object; DamagedPackError when it is not there."""

@@ -17,7 +17,7 @@ from gristmill.packed_weight import PackedWeight
 from gristmill.prepared import MAX_ALIGNMENT, PreparedWeight, prepare
 from gristmill.problem import Problem
 from gristmill.ranges import Range, UndecidedError
-from gristmill.select import select, unmet_needs
+from gristmill.select import kind_of, select, unmet_needs
 
 ALIGNMENTS = (16, 8, 4, 2, 1)
 
@@ -114,13 +114,8 @@ def reachable_entries(problem: Problem, device: DeviceFacts, manifest: Manifest)
     A superset: M is looked at in ranges, as the policy's rules divide it, and where something holds for a part of a
     range only, both what follows from it and what follows from the contrary count as reachable.
     """
-    kin = [
-        entry
-        for entry in manifest.entries.values()
-        if entry.needs.dtype == problem.dtype
-        and entry.needs.zero_points == problem.has_zero_points
-        and entry.op == problem.op
-    ]
+    own = kind_of(problem)
+    kin = [manifest.entries[name] for name, kind in manifest.kinds.items() if kind == own]
     ranges = _row_ranges(manifest.policy)
     reached = set()
     for alignment in _alignments(problem, device, manifest.policy, kin):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gristmill.device import DeviceFacts
 from gristmill.errors import FormulaError, NoKernelError
 from gristmill.formula import Formula
-from gristmill.manifest import Entry, Manifest
+from gristmill.manifest import Entry, Kind, Manifest
 from gristmill.named_tuple import NamedTuple
 from gristmill.problem import Problem
 
@@ -38,10 +38,13 @@ def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selecti
     NoKernelError : no rule does; the message has one reason per entry
     """
     values = {**problem.names(), **device.names()}
+    kind = kind_of(problem)
     for index, rule in enumerate(manifest.policy):
         if not _holds(rule.when, values):
             continue
         for name in rule.entries:
+            if manifest.kinds[name] != kind:
+                continue
             entry = manifest.entries[name]
             if not unmet_needs(entry, problem, device):
                 grid, dynamic_shared_bytes = _launch_shape(entry, values)
@@ -58,6 +61,11 @@ def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selecti
         for verdict in verdicts(problem, device, manifest)
     ]
     raise NoKernelError("\n".join(lines))
+
+
+def kind_of(problem: Problem) -> Kind:
+    """The kind of the entries that can serve `problem`."""
+    return Kind(problem.op, problem.dtype, problem.has_zero_points)
 
 
 def verdicts(problem: Problem, device: DeviceFacts, manifest: Manifest) -> list[Verdict]:

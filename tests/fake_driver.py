@@ -197,7 +197,15 @@ def write_pack(root: Path, arch: str, rows: list[tuple[Entry, bytes]], policy: t
     kind = "cubin" if arch.startswith("sm") else "hsaco"
     for row, code in rows:
         (folder / "objects" / f"{row.object}.{kind}").write_bytes(code)
-    manifest = Manifest(arch, kind, "0.1.0", {}, "0" * 64, {row.name: row for row, _ in rows}, policy)
+    manifest = Manifest.of(
+        [row for row, _ in rows],
+        policy,
+        arch=arch,
+        kind=kind,
+        version="0.1.0",
+        compilers={},
+        source_digest="0" * 64,
+    )
     (folder / "manifest.json").write_bytes(manifest.dump())
     return folder
 

@@ -224,9 +224,10 @@ def cut_manifest(m):
 
 def wrong_field(m):
     document = json.loads(m.manifest.read_text())
-    document["entries"][0]["roundings"] = "two"
+    for entry in document["entries"]:
+        entry["roundings"] = "two"
     m.manifest.write_text(json.dumps(document))
-    Pack.open(m.pack)
+    m.linear(m.x())
 
 
 def no_library(m):

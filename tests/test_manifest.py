@@ -103,3 +103,32 @@ def test_cut_short_manifest_is_refused():
     for length in range(0, len(data), 37):
         with pytest.raises(ManifestError):
             Manifest.parse(data[:length])
+
+
+def test_an_entry_is_checked_when_it_is_looked_at():
+    """The first result waits for what is read: that of another kind, or of another rule, is not."""
+    wrong = entry(name="wrong", roundings=0)
+    opened = Manifest.open(dump(manifest(entries=[entry(), wrong])))
+    assert list(opened.entries) == list(opened.kinds) == [entry()["name"], "wrong"]
+    assert len(opened.entries) == 2
+    assert "wrong" in opened.entries
+    assert opened.entries[entry()["name"]].roundings == 1
+    for _ in range(2):
+        with pytest.raises(ManifestError, match=r"entries\[1\] \(wrong\) roundings: must be an integer from 1"):
+            opened.entries["wrong"]
+    with pytest.raises(ManifestError, match="roundings"):
+        opened.dump()
+
+
+def test_an_opened_manifest_is_the_parsed_one():
+    data = dump(manifest())
+    assert Manifest.open(data) == Manifest.parse(data)
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [{"dtype": "float32", "zero_points": False}, {"dtype": "float16", "zero_points": 0}, {"zero_points": False}, 7],
+)
+def test_kinds_are_checked_at_once(needs):
+    with pytest.raises(ManifestError, match=r"entries\[0\]"):
+        Manifest.open(dump(manifest(entries=[entry(needs=needs)])))

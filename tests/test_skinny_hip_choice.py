@@ -47,7 +47,15 @@ def manifest(request) -> Manifest:
         floors.append(name)
     policy = [Rule(Formula(row.when), row.variants, row.origin) for row in rows.policy(request.param)]
     policy.append(Rule(Formula("M >= 1"), tuple(floors), "floor"))
-    return Manifest(request.param, "hsaco", "0", {}, "0" * 64, entries, tuple(policy))
+    return Manifest.of(
+        entries.values(),
+        tuple(policy),
+        arch=request.param,
+        kind="hsaco",
+        version="0",
+        compilers={},
+        source_digest="0" * 64,
+    )
 
 
 def choose(

@@ -51,7 +51,9 @@ def manifest(arch: str) -> Manifest:
         for row in variants(arch)
     }
     rules = tuple(Rule(Formula(row.when), row.variants, row.origin) for row in policy(arch))
-    return Manifest(arch, "cubin", "0", {}, "0" * 64, entries, rules)
+    return Manifest.of(
+        entries.values(), rules, arch=arch, kind="cubin", version="0", compilers={}, source_digest="0" * 64
+    )
 
 
 def problems():

@@ -44,7 +44,9 @@ def manifest(arch: str = "sm90", dropped: str = "", shared: str = "4096", when: 
         Rule(Formula(when if name == "small" else "1"), tuple(n for n in entries if n.startswith(name)), "test")
         for name in names
     )
-    return Manifest(arch, "cubin", "0", {}, "0" * 64, entries, rules)
+    return Manifest.of(
+        entries.values(), rules, arch=arch, kind="cubin", version="0", compilers={}, source_digest="0" * 64
+    )
 
 
 def test_a_row_says_what_serves_which_m():
