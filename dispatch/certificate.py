@@ -72,10 +72,9 @@ def _certify_arch(arch: str, classes: Mapping[LayerClass, int], question: Questi
     pack = find_pack(arch)
     shapes = []
     for layer, count in classes.items():
-        alignments = sorted({contiguous_alignment(layer.K, layer.N), LEAST_ALIGNMENT}, reverse=True)
         for dtype in question.dtypes:
-            for alignment in alignments:
-                runs = cover_layer(layer, question.m, dtype, alignment, device, pack.manifest)
+            for alignment, ms in _rows_by_alignment(layer, question.m).items():
+                runs = cover_layer(layer, ms, dtype, alignment, device, pack.manifest)
                 shapes.append(
                     {
                         **asdict(layer),
@@ -94,6 +93,16 @@ def _certify_arch(arch: str, classes: Mapping[LayerClass, int], question: Questi
         "entries": _entries(pack, sorted(names)),
         "shapes": shapes,
     }
+
+
+def _rows_by_alignment(layer: LayerClass, m: range) -> dict[int, list[int]]:
+    """Each M at the alignment of contiguous arrays and at the least; the greatest alignment comes first."""
+    rows: dict[int, list[int]] = {LEAST_ALIGNMENT: list(m)}
+    for M in m:
+        alignment = contiguous_alignment(M, layer.K, layer.N)
+        if alignment != LEAST_ALIGNMENT:
+            rows.setdefault(alignment, []).append(M)
+    return dict(sorted(rows.items(), reverse=True))
 
 
 def _entries(pack: Pack, names: Sequence[str]) -> dict[str, Any]:

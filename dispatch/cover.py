@@ -10,7 +10,7 @@ from gristmill.checkpoints.affine import LayerInfo
 from gristmill.device import DeviceFacts
 from gristmill.errors import NoKernelError
 from gristmill.manifest import Manifest
-from gristmill.problem import OP_W4A16_GEMM, Problem
+from gristmill.problem import MAX_ALIGNMENT, OP_W4A16_GEMM, Problem
 from gristmill.select import select
 
 
@@ -39,9 +39,11 @@ class LayerClass:
         return LayerClass(layer.K, layer.N, layer.group_size, layer.has_zero_points)
 
 
-def contiguous_alignment(K: int, N: int) -> int:
+def contiguous_alignment(M: int, K: int, N: int) -> int:
     """Alignment of a call whose activations (M, K) and output (M, N) are contiguous and freshly allocated."""
-    row_bytes = 2 * K | 2 * N | 16
+    if M == 1:  # a single row has no stride
+        return MAX_ALIGNMENT
+    row_bytes = 2 * K | 2 * N | MAX_ALIGNMENT
     return row_bytes & -row_bytes
 
 

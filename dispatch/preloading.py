@@ -14,8 +14,8 @@ from gristmill.loader import Loader, forget_loaders
 from gristmill.manifest import Entry, Manifest, Rule
 from gristmill.named_tuple import NamedTuple
 from gristmill.packed_weight import PackedWeight
-from gristmill.prepared import MAX_ALIGNMENT, PreparedWeight, prepare
-from gristmill.problem import Problem
+from gristmill.prepared import PreparedWeight, prepare
+from gristmill.problem import MAX_ALIGNMENT, Problem
 from gristmill.ranges import Range, UndecidedError
 from gristmill.select import kind_of, select, unmet_needs
 

@@ -15,10 +15,9 @@ from gristmill.errors import DeviceMismatchError, StrideError
 from gristmill.launch import ArgumentBuffer, check_int32, fill
 from gristmill.loader import LoadedKernel, Loader, dependent_caches, loader_for
 from gristmill.packed_weight import ROW_WORDS, PackedWeight
-from gristmill.problem import OP_W4A16_GEMM, Problem
+from gristmill.problem import MAX_ALIGNMENT, OP_W4A16_GEMM, Problem
 from gristmill.select import select
 
-MAX_ALIGNMENT = 16
 MAX_CHOICES = 4096  # of one class of weights: values of M times alignments
 
 

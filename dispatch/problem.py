@@ -9,6 +9,7 @@ from gristmill.named_tuple import NamedTuple
 
 OP_W4A16_GEMM = "w4a16_gemm"
 DTYPES = ("float16", "bfloat16")
+MAX_ALIGNMENT = 16  # in bytes: of the widest load
 
 # Half a unit in the last place, relative: the most that one rounding to the dtype changes a normal number.
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -7,11 +7,14 @@ import fake_driver
 import gguf_files
 import numpy as np
 import pytest
-from gristmill import packs
+from gristmill import DeviceArray, linear, packs, to_device
 from gristmill.certificate import differences, question_of
 from gristmill.cli import main
+from gristmill.cover import contiguous_alignment
 from gristmill.errors import CertificateError
 from gristmill.manifest import Manifest
+from gristmill.prepared import prepare
+from gristmill.problem import MAX_ALIGNMENT
 from gristmill.verified import Record, dump_records
 
 
@@ -186,3 +189,28 @@ def test_holds_for_layers_that_are_not_in_alphabetical_order(folder, tmp_path, c
     code, answer = run_json(capsys, "cover", "--against", path)
     assert answer["differences"] == []
     assert code == 0
+
+
+@pytest.mark.parametrize(("N", "K"), [(64, 96), (61, 96), (62, 96), (64, 90), (61, 91)])
+@pytest.mark.parametrize("M", [1, 2, 5])
+def test_contiguous_calls_have_the_alignment_that_is_certified(fake_device, M, N, K):
+    """A single row has no stride that could break the alignment: odd sizes matter from M = 2 on."""
+    weight = to_device(fake_driver.random_weight(N, K, 32), "fake:0")
+    x = DeviceArray.from_numpy(fake_driver.random_x(M, K), "fake:0")
+    linear(x, weight)
+    (key,) = prepare(weight).choices
+    low_bits = key & 15 | MAX_ALIGNMENT
+    assert contiguous_alignment(M, K, N) == low_bits & -low_bits
+
+
+def test_a_single_row_of_odd_size_is_certified_at_both_alignments(folder, tmp_path, capsys):
+    q = np.random.default_rng(0).integers(0, 16, (49, 96))
+    blocks = gguf_files.blocks_q4_0(q, np.full((49, 3), 0.05, np.float16))
+    model = gguf_files.write(tmp_path / "odd.gguf", {"blk.0.attn_q.weight": (blocks, "Q4_0")})
+    code, answer = run_json(capsys, "cover", model, "--arch", "sm90", "--m", "1..40", "--dtype", "float16")
+    assert code == 0
+    spans = {
+        shape["alignment"]: (shape["runs"][0]["first_m"], shape["runs"][-1]["last_m"])
+        for shape in answer["archs"][0]["shapes"]
+    }
+    assert spans == {16: (1, 1), 2: (1, 40)}

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         has_zero_points=arguments.zero_points,
         has_bias=arguments.bias,
-        alignment=arguments.alignment or contiguous_alignment(arguments.K, arguments.N),
+        alignment=arguments.alignment or contiguous_alignment(arguments.M, arguments.K, arguments.N),
     )
     judged = verdicts(problem, device, pack.manifest)
     try:
