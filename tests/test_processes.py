@@ -204,7 +204,7 @@ def test_twenty_threads(run, devices):
 
 
 def test_what_strict_mode_costs_a_call(run):
-    """Its hook is asked once, about Python's `id`, which it does not look into."""
+    """Its hook is asked about Python's `id`, from 3.14 on about ctypes' calls too, and looks into neither."""
     run(
         """
         host, weight = place("cuda:0")
@@ -218,6 +218,7 @@ def test_what_strict_mode_costs_a_call(run):
         for _ in range(3):
             gristmill.linear(x, weight, out=out)
         watching = False
-        assert seen == ["builtins.id"] * 3, seen
+        assert [event for event in seen if event != "ctypes.call_function"] == ["builtins.id"] * 3, seen
+        assert len(seen) == 3 or sys.version_info >= (3, 14), seen
         """
     )

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import UnimplementedInstruction
+from .waves import LANES
 
-LANES = 32
 _LANE = np.arange(LANES)
 
 
@@ -193,12 +193,6 @@ def permlanex16_var(
     """v_permlanex16_var_b32 (gfx12): `permlanex16`, each lane naming its source in bits 3:0 of `select`."""
     lanes = (_LANE & 16 ^ 16) + (select & np.uint32(15)).astype(np.intp)
     return _fetch(source, exec_mask, lanes, None, bound_ctrl, fetch_inactive)
-
-
-def permlane64(source: np.ndarray, exec_mask: np.ndarray) -> Moved:
-    """v_permlane64_b32 swaps the halves of a wave64; in wave32 it does nothing, so nothing is written."""
-    nowhere = np.zeros(exec_mask.shape, bool)
-    return Moved(source, nowhere, nowhere)
 
 
 def _permlane_select(low: np.ndarray, high: np.ndarray) -> np.ndarray:

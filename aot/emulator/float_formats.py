@@ -92,16 +92,6 @@ DEFAULT_MODE = FloatMode()
 # Halves of registers
 
 
-def low_half(x: np.ndarray) -> np.ndarray:
-    """Bits 15:0 of uint32, as uint16."""
-    return x.astype(U16)
-
-
-def high_half(x: np.ndarray) -> np.ndarray:
-    """Bits 31:16 of uint32, as uint16."""
-    return (x >> U32(16)).astype(U16)
-
-
 def pack_halves(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """uint16 pairs into uint32."""
     return low.astype(U32) | high.astype(U32) << U32(16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +18,8 @@ from .memory import DeviceMemory
 from .module import Kernel
 from .program import tally
 from .schedule import SCHEDULES, Batch
-from .waves import EXEC, VECTOR, Waves
+from .waves import EXEC, LANES, VECTOR, Waves
 
-WAVE = 32
 MAX_LDS_BYTES = 65536  # of one block, on every RDNA3 and RDNA4 device
 MAX_BLOCK_THREADS = 1024
 BATCH_WAVES = 64  # waves that run together: enough to hide the interpreter, few enough to stay in the host's cache
@@ -87,9 +87,9 @@ def launch(
     _check_shape(info, grid, block, dynamic_shared_bytes)
     lds_bytes = info.group_segment_bytes + dynamic_shared_bytes
     blocks = grid[0] * grid[1] * grid[2]
-    waves_per_block = -(-block[0] * block[1] * block[2] // WAVE)
+    waves_per_block = -(-block[0] * block[1] * block[2] // LANES)
     counts = Counts()
-    runs: list[int] = []
+    runs: Counter[int] = Counter()
     generator = random.Random(seed)
 
     image = memory.map(kernel.module.image, f"code object of {info.name}", read_only=True)
@@ -122,14 +122,7 @@ def launch(
                 )
                 batch.run()
                 budget = batch.budget
-                runs = [
-                    a + b
-                    for a, b in zip(
-                        runs + [0] * len(batch.runs),
-                        batch.runs + [0] * max(0, len(runs) - len(batch.runs)),
-                        strict=False,
-                    )
-                ]
+                runs += batch.runs
     finally:
         for address in temporaries:
             memory.free(address)
@@ -253,6 +246,8 @@ def _initial_waves(
         else:
             raise LaunchError(f"{info.name}: asks for {what} in user SGPRs, which is not emulated")
         at += registers
+    if descriptor.fp16_overflow:
+        raise LaunchError(f"{info.name}: asks for conversions to float16 that clamp, which are not emulated")
     if descriptor.kernarg_preload:
         raise LaunchError(f"{info.name}: asks for preloaded arguments, which gfx11 and gfx12 do not have")
     at = max(at, descriptor.user_sgprs)
@@ -271,12 +266,12 @@ def _initial_waves(
             raise LaunchError(f"{info.name}: asks for workgroup info, which is not emulated")
 
     threads = block[0] * block[1] * block[2]
-    thread = wave[:, None] * WAVE + np.arange(WAVE)
+    thread = wave[:, None] * LANES + np.arange(LANES)
     position = (thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1]))
     packed = sum(p << (10 * axis) for axis, p in enumerate(position[: descriptor.workitem_id_axes]))
     st.v[0][...] = packed
     st.shadow[VECTOR] = None
-    live = np.clip(threads - wave * WAVE, 0, WAVE)
+    live = np.clip(threads - wave * LANES, 0, LANES)
     set_scalar(EXEC, ((1 << live.astype(np.uint64)) - 1).astype(np.uint32))
     st.exec_written()
     return st

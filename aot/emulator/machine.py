@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,8 +16,6 @@ LDS_GRANULE = 16
 class Counts:
     """Running totals of a launch."""
 
-    instructions: Counter = field(default_factory=Counter)  # class -> wave-instructions
-    mnemonics: Counter = field(default_factory=Counter)  # mnemonic -> wave-instructions
     bytes_read: int = 0  # global memory, by lanes
     bytes_written: int = 0
     scalar_bytes_read: int = 0

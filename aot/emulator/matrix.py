@@ -3,17 +3,16 @@
 D[16,16] = A[16,K] @ B[K,16] + C[16,16]; K is 16 (32 for one gfx12 instruction). EXEC is ignored. Registers
 are uint32 [regs, waves, 32].
 
-gfx11  A  8 VGPRs (16-bit), 4 (iu8), 2 (iu4): lane l holds row l % 16, all K in ascending order, low bits
-first. Lanes
-          16-31 must repeat lanes 0-15.
-       B  the same with columns in place of rows. C  8 VGPRs: VGPR v of lane l is row 2v + l // 16, column l %
-       16. A 16-bit C or D fills one half of each VGPR,
-          the half that op_sel[2] names, and leaves the other alone.
-gfx12  A  4 VGPRs (16-bit), 2 (iu8), 1 (iu4), 2 (iu4, K = 32): lane l holds row l % 16; lanes 0-15 the first
-half of K,
-          lanes 16-31 the second.
-       B  the same with columns in place of rows. C  8 VGPRs (32-bit): VGPR v of lane l is row 8 * (l // 16) +
-       v, column l % 16. 16-bit: 4 VGPRs, two rows each.
+gfx11  A  8 VGPRs (16-bit), 4 (iu8), 2 (iu4): lane l holds row l % 16, all k ascending, low bits first;
+          lanes 16-31 must repeat lanes 0-15.
+       B  the same, with columns in place of rows.
+       C  8 VGPRs: VGPR v of lane l is row 2v + l // 16, column l % 16. A 16-bit C or D fills the half of each
+          VGPR that op_sel[2] names, and leaves the other alone.
+gfx12  A  4 VGPRs (16-bit), 2 (iu8), 1 (iu4), 2 (iu4, K = 32): lane l holds row l % 16;
+          lanes 0-15 have the first half of K, lanes 16-31 the second.
+       B  the same, with columns in place of rows.
+       C  8 VGPRs (32-bit): VGPR v of lane l is row 8 * (l // 16) + v, column l % 16; 16-bit: 4 VGPRs, two rows
+          each.
 
 The order of k inside a lane cannot be seen in a result: A and B use the same one, and the sum below does not
 depend on order.

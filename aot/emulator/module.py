@@ -8,8 +8,7 @@ from ..amdgpu_code_object import CodeObject, KernelInfo
 from .decode import generation
 from .errors import LaunchError
 from .program import Program
-
-WAVE = 32
+from .waves import LANES
 
 
 class Module:
@@ -34,7 +33,7 @@ class Kernel:
 
     def __init__(self, module: Module, info: KernelInfo):
         self.module, self.info = module, info
-        if info.wavefront_size != WAVE or not info.descriptor.wave32:
+        if info.wavefront_size != LANES or not info.descriptor.wave32:
             raise LaunchError(f"{info.name}: built for waves of {info.wavefront_size}; only wave32 is emulated")
         co = module.code_object
         self.program = Program(

@@ -57,8 +57,9 @@ class Exit:
     """How a block ends.
 
     kind : "fall", "jump", "branch", "end", "barrier", "signal", "wait", "computed", "mode" or "fault"
-    taken : "branch": bool [waves], who jumps to `target`; "computed": uint64 [waves], device addresses;
-        "mode": the new MODE; "fault": raises
+    target : address that "jump" and "branch" go to
+    taken : "branch": bool [waves], who jumps to `target`; "computed": uint64 [waves], device addresses; "fault": raises
+    mode : "mode": the new MODE
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Exit:
     target: int = 0
     taken: Callable[[Waves], np.ndarray] | None = None
     exec_zero: bool = False  # a branch that skips code when no lane is on
+    mode: int = 0
 
 
 @dataclass
@@ -244,7 +246,7 @@ def _exit(instruction: Instruction, mode: int) -> Exit | None:
         return Exit("computed", instruction, after, taken=_call(instruction))
     if name in ("s_round_mode", "s_denorm_mode"):
         k, shift = instruction["simm16"] & 15, 0 if name == "s_round_mode" else 4
-        return Exit("mode", instruction, after, mode & ~(15 << shift) | k << shift)
+        return Exit("mode", instruction, after, mode=mode & ~(15 << shift) | k << shift)
     if name == "s_setreg_imm32_b32":
         return _set_register(instruction, mode)
     if name in ("s_trap", "s_code_end", "s_sethalt"):
@@ -262,7 +264,7 @@ def _set_register(instruction: Instruction, mode: int) -> Exit:
         error = UnimplementedInstruction("setting a hardware register other than rounding and denormals")
         return Exit("fault", instruction, instruction.end, taken=_raiser(error))
     mask = ((1 << width) - 1) << offset
-    return Exit("mode", instruction, instruction.end, mode & ~mask | (instruction["literal"] << offset) & mask)
+    return Exit("mode", instruction, instruction.end, mode=mode & ~mask | (instruction["literal"] << offset) & mask)
 
 
 def _scc(st: Waves) -> np.ndarray:
@@ -357,14 +359,13 @@ def classify(instruction: Instruction) -> str:
     return "salu" if form.startswith("SOP") else "valu"
 
 
-def tally(blocks: list[Block], runs: list[int]) -> tuple[Counter[str], Counter[str]]:
+def tally(blocks: list[Block], runs: Counter[int]) -> tuple[Counter[str], Counter[str]]:
     """Wave-instructions by class and by mnemonic, from how many waves ran each block."""
     classes: Counter[str] = Counter()
     mnemonics: Counter[str] = Counter()
-    for block, count in zip(blocks, runs, strict=False):
-        if count:
-            for instruction in block.instructions:
-                classes[classify(instruction)] += count
-                name = instruction.name if not instruction.second else f"{instruction.name}::{instruction.second}"
-                mnemonics[name] += count
+    for index, count in runs.items():
+        for instruction in blocks[index].instructions:
+            classes[classify(instruction)] += count
+            name = instruction.name if not instruction.second else f"{instruction.name}::{instruction.second}"
+            mnemonics[name] += count
     return classes, mnemonics

@@ -13,6 +13,7 @@ same wave of different blocks then shares a group. A kernel whose result depends
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Batch:
         self.alive = np.ones(shape, bool)
         if waves_per_block > 1 and machine.lds_bytes:
             machine.races = LdsRaces(machine.lds[1].size, machine.first_block, self.signals, self.waits)
-        self.runs: list[int] = []
+        self.runs: Counter[int] = Counter()  # by index of the block: how many waves ran it
         self.parked: list[Waves] = []
         self.ready = self._initial(waves)
 
@@ -94,8 +95,6 @@ class Batch:
                 return
 
     def _execute(self, block: Block, st: Waves) -> None:
-        while len(self.runs) <= block.index:
-            self.runs.append(0)
         self.runs[block.index] += st.count
         self.budget -= len(block.instructions) * st.count
         if self.budget < 0:
@@ -125,7 +124,7 @@ class Batch:
                 self.alive[st.block - self.machine.first_block, st.wave] = False
                 return False
             if leave.kind == "mode":
-                st.mode, st.pc = leave.target, leave.next
+                st.mode, st.pc = leave.mode, leave.next
                 return True
             if leave.kind == "computed":
                 return self._computed(leave, st)

@@ -11,8 +11,9 @@ come in any order: only a wait for none brings one. Where paths meet, the smalle
 more. LDS itself is kept like a register that all waves share: a wave that comes to a barrier must have no access to it
 on its way.
 
-Not followed: order in global memory between waves (no kernel here passes anything on there), and waits between
-arithmetic units.
+Not followed: order in global memory between waves (no kernel here passes anything on there), waits between arithmetic
+units, and what is on its way when a wave gives its registers back (MSG_DEALLOC_VGPRS), where LLVM and Mesa wait for
+stores to scratch alone.
 
 Source: AMD RDNA3.5 and RDNA4 ISA, "Data dependency resolution" and "S_WAITCNT"; LLVM's AMDGPU usage guide.
 """
@@ -111,8 +112,6 @@ def _missing(entry: int, instructions: Iterable[Instruction]) -> list[MissingWai
 
 
 def _branches(instruction: Instruction) -> bool:
-    if instruction.name in ("s_setpc_b64", "s_swappc_b64", "s_call_b64") or "movrel" in instruction.name:
-        raise UnimplementedInstruction(f"{instruction.address:#x}: {instruction}: waits are not followed through this")
     return instruction.name == "s_branch" or instruction.name.startswith("s_cbranch_")
 
 
@@ -193,7 +192,13 @@ _COUNTERS: dict[str, dict[str, tuple[int, int]]] = {
     "s_waitcnt_lgkmcnt": {LDS_ACCESSES: _LOW, SCALAR_LOADS: _LOW},
 }
 _BARRIERS = ("s_barrier", "s_barrier_signal")
-_CONDITIONS = {"s_cbranch_vccz": ("vcc_lo",), "s_cbranch_vccnz": ("vcc_lo",)}
+# Registers that an instruction reads without a word in its text.
+_READS_VCC = ("s_cbranch_vccz", "s_cbranch_vccnz", "v_dual_cndmask_b32", "v_div_fmas_f32", "v_div_fmas_f64")
+# Jumps to an address that is computed, registers that are, messages that come back, barriers of other kinds.
+_NOT_FOLLOWED = re.compile(
+    r"s_(setpc|swappc|call|rfe)_|.*_movrel|.*swaprel|s_sendmsg_rtn_"
+    r"|s_barrier_(signal_isfirst|init|join|leave)|s_get_barrier_state"
+)
 _QUEUE_OF_FORMAT = {
     "GLOBAL": VECTOR_LOADS,
     "SCRATCH": VECTOR_LOADS,
@@ -203,32 +208,40 @@ _QUEUE_OF_FORMAT = {
 }
 _BRINGS = re.compile(r"_(load|permute|bpermute|swizzle)(_|$)")
 _STORES = re.compile(r"_store(_|$)")
-_NAMED = re.compile(r"\b([vs])(\d+)\b|\b([vs])\[(\d+):(\d+)\]|\b(vcc|exec|m0)(_lo|_hi)?\b")
+_HINTS = re.compile(r"s_(buffer_)?prefetch_|s_dcache_inv|s_gl1_inv|ds_nop")
+_NAMED = re.compile(r"\b(v|s|ttmp)(\d+)\b|\b(v|s|ttmp)\[(\d+):(\d+)\]|\b(vcc|exec|m0)(_lo|_hi)?\b")
 
 
 def _effect(instruction: Instruction) -> _Effect:
+    if _NOT_FOLLOWED.match(instruction.name):
+        raise _not_followed(instruction)
     counters = _COUNTERS.get(instruction.name, {})
     waits = {queue: instruction["simm16"] >> shift & mask for queue, (shift, mask) in counters.items()}
     if instruction.name == "s_wait_idle":
         waits = dict.fromkeys(_QUEUES, 0)
     if instruction.name in _BARRIERS:
         return _Effect(instruction, waits, (LDS,), None)
-    if instruction.name in _CONDITIONS:
-        return _Effect(instruction, waits, _CONDITIONS[instruction.name], None)
     access = _access(instruction)
     operands = str(instruction).split(", ")
     at_once = operands[1:] if access and _BRINGS.search(instruction.name) else operands
-    return _Effect(instruction, waits, tuple(_registers(", ".join(at_once))), access)
+    touched = tuple(_registers(", ".join(at_once)))
+    if instruction.name in _READS_VCC or instruction.second in _READS_VCC:
+        touched += ("vcc_lo",)
+    return _Effect(instruction, waits, touched, access)
+
+
+def _not_followed(instruction: Instruction) -> UnimplementedInstruction:
+    return UnimplementedInstruction(f"{instruction.address:#x}: {instruction}: waits are not followed through this")
 
 
 def _access(instruction: Instruction) -> _Access | None:
     """The access to memory that the instruction sets off, if what it brings has to be waited for."""
     name, form = instruction.name, instruction.format
-    if is_cache_control(instruction) or form not in (*_QUEUE_OF_FORMAT, "FLAT"):
+    if is_cache_control(instruction) or _HINTS.match(name) or form not in (*_QUEUE_OF_FORMAT, "FLAT"):
         return None
     stores, brings = _STORES.search(name), _BRINGS.search(name)
     if form == "FLAT" or not (stores or brings):
-        raise UnimplementedInstruction(f"{instruction.address:#x}: {instruction}: waits are not followed through this")
+        raise _not_followed(instruction)
     queue = _QUEUE_OF_FORMAT[form]
     destination = tuple(_registers(str(instruction).split(", ")[0])) if brings else ()
     if queue == LDS_ACCESSES:  # permutations go through its queue, not into it

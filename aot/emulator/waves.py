@@ -27,7 +27,6 @@ VCC, NULL, M0, EXEC, EXEC_HI, SCC = 106, 124, 125, 126, 127, 253
 SCALARS = 128
 VECTOR = 256  # number of v0 in the operand encoding
 ALL_BITS = np.uint32(0xFFFFFFFF)
-_LANE_BITS = np.arange(LANES, dtype=np.uint32)
 
 
 def lanes_of(masks: np.ndarray) -> np.ndarray:

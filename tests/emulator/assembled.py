@@ -34,6 +34,7 @@ class Source:
     lds_bytes: int = 0
     scratch_bytes: int = 0
     denorm_f32: int = 3
+    fp16_overflow: int = 0
     framed: bool = True  # with the loads and stores described above
 
 
@@ -82,6 +83,7 @@ def _kernel(arch: str, source: Source) -> str:
 		.amdhsa_wavefront_size32 1
 		.amdhsa_float_denorm_mode_32 {source.denorm_f32}
 		.amdhsa_float_denorm_mode_16_64 3
+		.amdhsa_fp16_overflow {source.fp16_overflow}
 	.end_amdhsa_kernel
 """
 

@@ -365,6 +365,11 @@ def test_bytes_that_are_no_instruction(arch):
         execute(arch, Source("garbage", "v_mov_b32 v30, 0\n.long 0xffffffff"), X)
 
 
+def test_conversions_that_clamp_are_not_emulated(arch):
+    with pytest.raises(LaunchError, match="conversions to float16 that clamp"):
+        execute(arch, Source("clamps", "v_cvt_f16_f32 v30.l, v10", fp16_overflow=1), X)
+
+
 def test_endless_loop(arch):
     source = Source("forever", "v_mov_b32 v30, 0\n.Lagain:\ns_branch .Lagain")
     with pytest.raises(RunawayError):

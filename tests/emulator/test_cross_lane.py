@@ -194,10 +194,6 @@ def test_permlane_var_takes_the_selector_of_each_lane():
     assert_reads(cl.permlanex16_var(SOURCE, ALL_ON, select), lambda lane: (1 - lane // 16) * 16 + lane * 7 % 16)
 
 
-def test_permlane64_writes_nothing_in_wave32():
-    assert not cl.permlane64(SOURCE, ALL_ON).write.any()
-
-
 # readlane, writelane
 
 

@@ -94,6 +94,18 @@ TOO_FEW = {
         "s_load_b32 s8, s[4:5], 0x0\n s_load_b32 s9, s[4:5], 0x0\n SCALARS 1\n s_mov_b32 s10, s8",
         [("s_mov_b32 s10, s8", "s8")],
     ),
+    "half a dual instruction reads vcc": (
+        "s_load_b32 vcc_lo, s[4:5], 0x0\n v_dual_mov_b32 v2, v4 :: v_dual_cndmask_b32 v3, v5, v6",
+        [("v_dual_mov_b32 v2, v4 :: v_dual_cndmask_b32 v3, v5, v6", "vcc_lo")],
+    ),
+    "a division reads vcc": (
+        "s_load_b32 vcc_lo, s[4:5], 0x0\n v_div_fmas_f32 v2, v3, v4, v5",
+        [("v_div_fmas_f32 v2, v3, v4, v5", "vcc_lo")],
+    ),
+    "registers of the trap handler": (
+        "s_load_b32 ttmp3, s[4:5], 0x0\n s_mov_b32 s8, ttmp3",
+        [("s_mov_b32 s8, ttmp3", "ttmp3")],
+    ),
     "a branch reads vcc": (
         "s_load_b32 vcc_lo, s[4:5], 0x0\n s_cbranch_vccz out\n out:",
         [("s_cbranch_vccz 0", "vcc_lo")],
@@ -138,11 +150,29 @@ def test_gfx11_counts_lds_and_scalar_loads_together():
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "body",
-    ["s_setpc_b64 s[4:5]", "global_atomic_add_u32 v10, v1, s[4:5]", "flat_load_b32 v10, v[2:3]", "ds_add_u32 v1, v2"],
+    [
+        "s_setpc_b64 s[4:5]",
+        "v_movrels_b32 v2, v3",
+        "v_swaprel_b32 v2, v3",
+        "s_sendmsg_rtn_b32 s8, sendmsg(MSG_RTN_GET_REALTIME)",
+        "global_atomic_add_u32 v10, v1, s[4:5]",
+        "flat_load_b32 v10, v[2:3]",
+        "ds_add_u32 v1, v2",
+    ],
 )
 def test_what_is_not_followed_is_refused(arch, body):
     with pytest.raises(UnimplementedInstruction, match="waits are not followed through this"):
         missing(arch, body)
+
+
+def test_barriers_of_other_kinds_are_refused():
+    with pytest.raises(UnimplementedInstruction, match="waits are not followed through this"):
+        missing("gfx1201", "ds_store_b32 v1, v2\n s_barrier_signal_isfirst -1")
+
+
+def test_hints_are_let_through():
+    assert missing("gfx1151", "s_dcache_inv\n s_gl1_inv\n ds_nop\n BARRIER") == []
+    assert missing("gfx1201", "s_prefetch_data s[4:5], 0x0, null, 0\n ds_nop\n BARRIER") == []
 
 
 @pytest.mark.parametrize("arch", ARCHS)
