@@ -7,6 +7,7 @@ lane computes is thrown away, so no fault may come from it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -33,17 +34,14 @@ def compile_vector(instruction: Instruction, limits: RegisterLimits, mode: Float
     op = OPS.get(name.replace("v_cmpx_", "v_cmp_") if writes_exec else name)
     if op is None:
         raise UnimplementedInstruction("no semantics for this instruction")
+    if instruction.variant.startswith("DPP"):
+        return _dpp_step(instruction, op, limits, mode)
     sources = _sources(instruction, op, limits)
     compute = _with_output_modifiers(_bind(op, sources, mode), instruction, op, sources, mode)
     if op.result == "mask":
-        if instruction.variant.startswith("DPP"):
-            raise UnimplementedInstruction("a comparison with DPP")
         destination = EXEC if writes_exec else VCC if instruction.format == "VOPC" else instruction["vdst"] & 0xFF
         return _mask_step(destination, compute, sources)
-    write = _writer(instruction, op, limits)
-    if instruction.variant.startswith("DPP"):
-        return _dpp_step(instruction, op, limits, mode, write)
-    return _step(compute, op, sources, write)
+    return _step(compute, op, sources, _writer(instruction, op, limits))
 
 
 def _step(compute: Compute, op: VectorOp, sources: list[Source], write: Writer) -> Step:
@@ -471,35 +469,41 @@ def check_lanes(st: Waves, read_inactive: np.ndarray, how: str) -> None:
         )  # fmt: skip
 
 
-def _dpp_step(instruction: Instruction, op: VectorOp, limits: RegisterLimits, mode: FloatMode, write: Writer) -> Step:
+@dataclass
+class _Fetched:
+    """What the lanes got as the first source of a DPP instruction; each step fills it before the operation reads it."""
+
+    values: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
+    undefined: np.ndarray | None = None
+
+
+def _dpp_step(instruction: Instruction, op: VectorOp, limits: RegisterLimits, mode: FloatMode) -> Step:
     """The first source is fetched from other lanes; lanes without a source may be left unwritten."""
-    if BITS[op.sources[0]] != 32:
+    kind = op.sources[0]
+    if op.result == "mask":
+        raise UnimplementedInstruction("a comparison with DPP")
+    if BITS[kind] != 32:
         raise UnimplementedInstruction("DPP on an operand that is not 32 bits wide")
-    sources = _sources(instruction, op, limits)
     register = instruction["vsrc0"]
     move = dpp_move(instruction)
-    moved_values: list[np.ndarray] = []
-    flips = _sources(instruction, op, limits)[0]  # checks the register; modifiers are applied to the moved value below
     negate, absolute = _first_modifiers(instruction)
-    first = Source(
-        lambda st: _apply(moved_values[0], op.sources[0], absolute, negate),
-        flips.kind,
-        (register,),
-        lambda st: None,
+    fetched = _Fetched()
+    sources = _sources(instruction, op, limits)
+    sources[0] = Source(
+        lambda st: _apply(fetched.values, kind, absolute, negate), kind, (register,), lambda st: fetched.undefined
     )
-    sources[0] = first
     compute = _with_output_modifiers(_bind(op, sources, mode), instruction, op, sources, mode)
-    others = _poison(op, [Source(first.read, first.kind, (), lambda st: moved_poison[0]), *sources[1:]])
-    moved_poison: list[np.ndarray | None] = [None]
+    undefined = _poison(op, sources)
+    write = _writer(instruction, op, limits)
 
     def step(st: Waves) -> None:
         lanes = st.lanes
         moved = move(st.v[register - VECTOR], lanes)
         check_lanes(st, moved.read_inactive & lanes, "DPP")
-        moved_values[:] = [moved.values]
         shadow = st.shadow[register]
-        moved_poison[0] = None if shadow is None else move(np.ascontiguousarray(shadow), lanes).values
-        bits = others(st)
+        fetched.values = moved.values
+        fetched.undefined = None if shadow is None else move(np.ascontiguousarray(shadow), lanes).values
+        bits = undefined(st)
         mask = lanes & moved.write
         write.store(st, compute(st), mask)
         write.store_shadow(st, bits, mask)
