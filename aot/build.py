@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from gristmill.aot.cache import ObjectCache
-from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.compiled_object import CompiledObject
 from gristmill.aot.errors import BuildError
 from gristmill.aot.ninja_graph import compile_batches, make_batches
 from gristmill.aot.pack import make_manifest, write_pack

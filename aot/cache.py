@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.compiled_object import CompiledObject
 from gristmill.aot.errors import BuildError
 
 _OBJECT = "object"

@@ -18,23 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.aot.code_object import check_object
-from gristmill.aot.compile_triton import CompiledObject
-from gristmill.aot.cxx_sources import headers, macros, source_digests, source_file
+from gristmill.aot.compiled_object import CompiledObject
+from gristmill.aot.cxx_sources import argument_layout, headers, macros, source_digests, source_file
 from gristmill.aot.errors import BuildError, CompileError, ToolchainError
 from gristmill.aot.targets import Target
-from gristmill.aot.toolchain import INSTALL
+from gristmill.aot.toolchain import INSTALL, files_digest
 from gristmill.kernels.variant import CxxVariant
-from gristmill.manifest import Argument
 
 # Which multiply and add are fused is written in the kernels' formulas; the compiler may fuse the rest too.
 OPTIONS = ("--std=c++17", "--fmad=true")
 
 NVRTC_PACKAGE = "nvidia-cuda-nvrtc"
-
-
-def argument_layout(variant: CxxVariant) -> tuple[Argument, ...]:
-    """The kernel's arguments in order."""
-    return tuple(Argument(name, type_) for name, type_ in variant.arguments)
 
 
 def compile_variant(variant: CxxVariant, target: Target, nvcc: str | None = None) -> CompiledObject:
@@ -90,10 +84,7 @@ def key_facts(variant: CxxVariant, target: Target) -> dict[str, object]:
 def nvrtc_identity() -> dict[str, str]:
     """What tells this NVRTC from any other, for the build cache: its version and the digests of its files."""
     _bindings()
-    distribution = importlib.metadata.distribution(NVRTC_PACKAGE)
-    record = distribution.read_text("RECORD") or ""
-    lines = sorted(line for line in record.splitlines() if "sha256=" in line)
-    return {"nvrtc": distribution.version, "files": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+    return {"nvrtc": importlib.metadata.version(NVRTC_PACKAGE), "files": files_digest(NVRTC_PACKAGE)}
 
 
 def _bindings() -> Any:

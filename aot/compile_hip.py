@@ -24,14 +24,13 @@ from pathlib import Path
 
 from gristmill.aot import dual_issue
 from gristmill.aot.code_object import check_object
-from gristmill.aot.compile_triton import CompiledObject
-from gristmill.aot.cxx_sources import macros, source_digests, source_file
+from gristmill.aot.compiled_object import CompiledObject
+from gristmill.aot.cxx_sources import argument_layout, macros, source_digests, source_file
 from gristmill.aot.environment import child_environment, hip_compiler_program
 from gristmill.aot.errors import BuildError, CompileError, ToolchainError
 from gristmill.aot.targets import Target
 from gristmill.aot.toolchain import require
 from gristmill.kernels.variant import CxxVariant
-from gristmill.manifest import Argument
 
 # Floating-point contraction is off: where a kernel wants a fused multiply-add it says so. Code object version
 # 5, as Triton's are. No ident: it would name where the compiler came from. No cuid: it hashes paths of this
@@ -89,11 +88,6 @@ def rocm_compiler(program: str = "amdclang++") -> HipCompiler:
             f"the HIP compiler {found} has no ld.lld beside it in {folder}; install ROCm's rocm-llvm package"
         )
     return HipCompiler("clang (ROCm)", (found,), (str(linker),))
-
-
-def argument_layout(variant: CxxVariant) -> tuple[Argument, ...]:
-    """The kernel's arguments in order."""
-    return tuple(Argument(name, type_) for name, type_ in variant.arguments)
 
 
 def compile_variant(variant: CxxVariant, target: Target, compiler: HipCompiler | None = None) -> CompiledObject:

@@ -11,12 +11,12 @@ import hashlib
 import importlib
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gristmill.aot import dual_issue
 from gristmill.aot.code_object import check_object
+from gristmill.aot.compiled_object import CompiledObject
 from gristmill.aot.environment import compiler_environment
 from gristmill.aot.errors import BuildError, CompileError
 from gristmill.aot.targets import Target
@@ -27,18 +27,6 @@ from gristmill.manifest import Argument
 FP_FUSION = True
 
 SCRATCH_ARGUMENTS = (Argument("global_scratch", "null"), Argument("profile_scratch", "null"))
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledObject:
-    """A code object and what a launch of its kernel needs to know."""
-
-    code: bytes
-    symbol: str
-    threads: int  # per block
-    dynamic_shared_bytes: int
-    compilers: Mapping[str, str]  # compiler -> version
-    assembly: str = ""  # PTX or AMD assembly, for people and tests; not kept in the cache
 
 
 def argument_layout(variant: TritonVariant) -> tuple[Argument, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from gristmill.aot import compile_cuda, compile_hip, compile_triton
-from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot import compile_cuda, compile_hip, compile_triton, cxx_sources
+from gristmill.aot.compiled_object import CompiledObject
 from gristmill.aot.errors import BuildError
 from gristmill.aot.targets import Target
 from gristmill.kernels.variant import CxxVariant, TritonVariant
@@ -25,7 +25,9 @@ def compile_variant(variant: Variant, target: Target) -> CompiledObject:
 
 def argument_layout(variant: Variant) -> tuple[Argument, ...]:
     """The kernel's arguments in order, those that the compiler adds included."""
-    return _compiler(variant).argument_layout(variant)
+    if isinstance(variant, CxxVariant):
+        return cxx_sources.argument_layout(variant)
+    return compile_triton.argument_layout(variant)
 
 
 def cxx_key_facts(variant: CxxVariant, target: Target) -> Mapping[str, object]:

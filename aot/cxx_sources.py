@@ -1,4 +1,4 @@
-"""The C++ sources behind a variant: where they are, what they include, which macros specialise them."""
+"""The C++ sources behind a variant: where they are, what they include, what specialises them, what they take."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import gristmill.csrc
 from gristmill.aot.errors import BuildError
 from gristmill.kernels.variant import CxxVariant
+from gristmill.manifest import Argument
 
 CSRC = Path(gristmill.csrc.__file__).parent
 
@@ -55,3 +56,8 @@ def source_digests(variant: CxxVariant) -> Mapping[str, str]:
 def macros(variant: CxxVariant) -> tuple[str, ...]:
     """The variant's macros as compiler options, in the order of their names."""
     return tuple(f"-D{name}={value}" for name, value in sorted(variant.defines.items()))
+
+
+def argument_layout(variant: CxxVariant) -> tuple[Argument, ...]:
+    """The kernel's arguments in order."""
+    return tuple(Argument(name, type_) for name, type_ in variant.arguments)

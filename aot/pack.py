@@ -15,7 +15,7 @@ from pathlib import Path
 
 import gristmill
 from gristmill.aot.code_object import build_machine_folders, check_object, check_paths
-from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.compiled_object import CompiledObject
 from gristmill.aot.compilers import Variant, argument_layout, block, dynamic_shared_bytes, early_start, figures
 from gristmill.aot.errors import BuildError, ObjectError
 from gristmill.aot.sources import Rows, rows_digest, source_path

@@ -44,10 +44,15 @@ def triton_identity() -> dict[str, str]:
     Where there is none (a source build), the version has to do.
     """
     require({"triton": "triton"}, "compiling kernels")
-    distribution = importlib.metadata.distribution("triton")
-    record = distribution.read_text("RECORD") or ""
-    lines = sorted(line for line in record.splitlines() if line.startswith("triton/") and "sha256=" in line)
-    return {"triton": distribution.version, "files": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+    return {"triton": importlib.metadata.version("triton"), "files": files_digest("triton", "triton/")}
+
+
+def files_digest(package: str, folder: str = "") -> str:
+    """Digest of the installer's record of a package, which has the sha256 of each of its files, below `folder` alone
+    where one is given."""
+    record = importlib.metadata.distribution(package).read_text("RECORD") or ""
+    lines = sorted(line for line in record.splitlines() if line.startswith(folder) and "sha256=" in line)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def ninja_program() -> Path:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from gristmill.aot.compile_hip import argument_layout, compile_variant
-from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.compile_hip import compile_variant
+from gristmill.aot.compiled_object import CompiledObject
+from gristmill.aot.cxx_sources import argument_layout
 from gristmill.aot.emulator import DeviceMemory, Kernel, LaunchReport, Module, launch
 from gristmill.aot.targets import find_target
 from gristmill.arrays import numpy_dtype

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.aot.compile_triton import CompiledObject, compile_variant
+from gristmill.aot.compile_triton import compile_variant
+from gristmill.aot.compiled_object import CompiledObject
 from gristmill.aot.pack import make_manifest, write_pack
 from gristmill.aot.sources import Rows
 from gristmill.aot.targets import find_target

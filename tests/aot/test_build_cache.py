@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from gristmill.aot.cache import ObjectCache
-from gristmill.aot.compile_triton import CompiledObject
+from gristmill.aot.compiled_object import CompiledObject
 from gristmill.aot.errors import BuildError
 
 KEY = "ab" * 32

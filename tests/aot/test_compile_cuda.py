@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 from gristmill.aot.code_object import ARGUMENT_BYTES, build_machine_folders, check_paths, read_facts
-from gristmill.aot.compile_cuda import argument_layout, compile_variant, key_facts
-from gristmill.aot.cxx_sources import headers, source_digests, source_file
+from gristmill.aot.compile_cuda import compile_variant, key_facts
+from gristmill.aot.cxx_sources import argument_layout, headers, source_digests, source_file
 from gristmill.aot.errors import BuildError, CompileError, ObjectError, ToolchainError
 from gristmill.aot.targets import find_target
 from gristmill.csrc import w4a16_skinny_cuda_variants as rows
