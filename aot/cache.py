@@ -41,16 +41,26 @@ class ObjectCache:
         return self.folder / key[:2] / key
 
     def load(self, key: str) -> CompiledObject | None:
-        """The object of `key`; None when there is none, or a damaged one that was dropped."""
+        """The object of `key`; None when there is none, or a damaged one that was dropped.
+
+        Raises
+        ------
+        BuildError : the entry may not be read, or is damaged and cannot be dropped
+        """
         folder = self.entry_folder(key)
         try:
+            # Asked first: a folder that is there is whole, one that was not may come while its files are looked for.
+            if not folder.exists():
+                return None
             record = json.loads((folder / _RECORD).read_bytes())
             code = (folder / _OBJECT).read_bytes()
         except FileNotFoundError:
-            if not folder.exists():
-                return None
             self._drop(key, "incomplete")
             return None
+        except PermissionError as error:
+            raise BuildError(
+                f"cannot read the build cache {self.folder}: {error}; choose another with --cache"
+            ) from None
         except (OSError, ValueError) as error:
             self._drop(key, f"unreadable: {error}")
             return None
@@ -85,6 +95,7 @@ class ObjectCache:
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=self.folder))
             try:
+                temporary.chmod(0o755)  # a cache may be shared; mkdtemp's folders are for their owner alone
                 _write_synced(temporary / _OBJECT, compiled.code)
                 _write_synced(temporary / _RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
                 _rename_unless_there(temporary, final)

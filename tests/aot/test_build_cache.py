@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 from pathlib import Path
@@ -96,6 +97,40 @@ def test_entry_under_another_key_is_damage(cache, said):
     cache.entry_folder(KEY).rename(cache.entry_folder(other))
     assert cache.load(other) is None
     assert "its digest does not match its content" in said[0]
+
+
+@pytest.mark.parametrize("look", ["exists", "read_bytes"])
+def test_entry_that_comes_while_a_reader_looks_is_not_damage(look, cache, said, monkeypatch):
+    """Another process renames the entry into place just before the reader's look."""
+    real = getattr(Path, look)
+
+    def late(path: Path):
+        monkeypatch.undo()
+        ObjectCache(cache.folder, said.append).store(KEY, COMPILED)
+        return real(path)
+
+    monkeypatch.setattr(Path, look, late)
+    assert cache.load(KEY) in (COMPILED, None)
+    assert not said
+
+
+def test_entries_may_be_read_by_others(cache):
+    cache.store(KEY, COMPILED)
+    assert cache.entry_folder(KEY).stat().st_mode & 0o777 == 0o755
+
+
+def test_entry_that_may_not_be_read_is_not_damage(cache, said, monkeypatch):
+    cache.store(KEY, COMPILED)
+
+    def refuse(path: Path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(BuildError, match=r"cannot read the build cache .*cache: .*Permission denied.*--cache"):
+        cache.load(KEY)
+    monkeypatch.undo()
+    assert cache.load(KEY) == COMPILED
+    assert not said
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path):
