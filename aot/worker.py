@@ -12,13 +12,14 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from gristmill.aot.cache import ObjectCache
-from gristmill.aot.compilers import compile_variant
+from gristmill.aot.compilers import Variant, compile_variant
 from gristmill.aot.errors import BuildError
-from gristmill.aot.sources import object_key, read_rows
-from gristmill.aot.targets import find_target
+from gristmill.aot.sources import object_key, read_rows, source_digests
+from gristmill.aot.targets import Target, find_target
 
 
 def run_batch(path: Path) -> int:
@@ -36,9 +37,10 @@ def run_batch(path: Path) -> int:
         status.write_text(name)
         start = _processor_seconds()
         try:
-            if name not in rows or object_key(rows[name], target) != key:
-                raise BuildError(f"the sources of {name} changed while the build ran; build again")
-            cache.store(key, compile_variant(rows[name], target))
+            _check_sources(rows, name, target, key)
+            compiled = compile_variant(rows[name], target)
+            _check_sources(rows, name, target, key)  # the compiler may have read what was edited since
+            cache.store(key, compiled)
         except Exception as error:
             sys.stderr.write(_words(error) + "\n")
             sys.stderr.flush()
@@ -49,6 +51,13 @@ def run_batch(path: Path) -> int:
     temporary.write_text(json.dumps(seconds))
     temporary.rename(done)
     return 0
+
+
+def _check_sources(rows: Mapping[str, Variant], name: str, target: Target, key: str) -> None:
+    """Raise BuildError unless `key` is that of the sources as they are now."""
+    source_digests.cache_clear()
+    if name not in rows or object_key(rows[name], target) != key:
+        raise BuildError(f"the sources of {name} changed while the build ran; build again")
 
 
 def _processor_seconds() -> float:

@@ -170,6 +170,13 @@ def test_build_that_was_stopped_says_so(build, rows_of):
         build(rows=rows_of(KERNELS + "\nimport os\nos.kill(os.getpid(), 2)\n"))
 
 
+def test_source_that_is_edited_while_it_compiles_is_not_stored_under_its_old_key(build, rows_of, tmp_path):
+    edits_itself = KERNELS + "\nwith open(__file__, 'a') as file:\n    file.write('# edited\\n')\n"
+    with pytest.raises(CompileError, match="the sources of one changed while the build ran; build again"):
+        build(rows=rows_of(edits_itself))
+    assert not list((tmp_path / "cache").rglob("object"))
+
+
 def test_one_failing_arch_leaves_all_packs_alone_and_the_cache_has_the_rest(build, rows_of, tmp_path):
     rows = rows_of(KERNELS, ("one", "two"), "options={'maxnreg': 64 if name == 'one' else 128}")
     with pytest.raises(CompileError, match=r"gfx1201: variant (one|two) does not compile\s.*no option 'maxnreg'"):
