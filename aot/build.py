@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ def build_packs(
 
     Parameters
     ----------
-    out : a pack is `out/<arch>`; `out/.build` holds the ninja graph
+    out : a pack is `out/<arch>`
     progress : gets a line for each batch compiled
 
     Raises
@@ -91,7 +92,8 @@ def build_packs(
         count = sum(len(batch.variants) for batch in batches)
         report(f"compiling {count} variants in {len(batches)} batches, {jobs} at a time")
         start = time.monotonic()
-        seconds = compile_batches(batches, out / ".build", cache_folder, row_modules, jobs, progress)
+        with tempfile.TemporaryDirectory(prefix="gristmill-build-") as graph:
+            seconds = compile_batches(batches, Path(graph), cache_folder, row_modules, jobs, progress)
         report(f"compiled {count} variants in {time.monotonic() - start:.1f} s")
     manifests = []
     for build in builds:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -63,7 +62,7 @@ def compile_batches(
     jobs: int,
     progress: IO[str],
 ) -> dict[str, float]:
-    """Write the graph into `folder` and run it; returns the processor seconds of each `arch/variant`.
+    """Write the graph into the empty `folder` and run it; returns the processor seconds of each `arch/variant`.
 
     Raises
     ------
@@ -72,8 +71,6 @@ def compile_batches(
     ToolchainError : there is no ninja
     """
     ninja = ninja_program()
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier build: its results are in the cache
-    folder.mkdir(parents=True)
     for batch in batches:
         document = {
             "arch": batch.arch,
