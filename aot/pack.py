@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,24 +67,27 @@ def write_pack(folder: Path, manifest: Manifest, compiled: Mapping[str, Compiled
     """Write the pack to `folder`, replacing what is there; False when it was there already, byte for byte.
 
     The new pack is complete before the old one goes; between two renames there is none.
+
+    Raises
+    ------
+    BuildError : the folder cannot be written, or another build writes it at the same time
     """
     objects = {manifest.entries[name].object: result.code for name, result in compiled.items()}
     data = manifest.dump()
     if _is_same(folder, manifest, data, objects):
         return False
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        new, old = temporary / "new", temporary / "old"
-        (new / "objects").mkdir(parents=True)
-        for digest, code in sorted(objects.items()):
-            _write(new / "objects" / f"{digest}.{manifest.kind}", code)
-        _write(new / "manifest.json", data)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f".{folder.name}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+            new, old = Path(temporary) / "new", Path(temporary) / "old"
+            (new / "objects").mkdir(parents=True)
+            for digest, code in sorted(objects.items()):
+                _write(new / "objects" / f"{digest}.{manifest.kind}", code)
+            _write(new / "manifest.json", data)
+            _replace(folder, new, old)
+    except OSError as error:
+        raise BuildError(f"cannot write the pack {folder}: {error}; if another build writes it, build again") from None
     return True
 
 
@@ -142,6 +144,17 @@ def _entry(target: Target, variant: Variant, result: CompiledObject) -> Entry:
         resources={**facts.resources, **figures(variant)},
         early_start=early_start(variant),
     )
+
+
+def _replace(folder: Path, new: Path, old: Path) -> None:
+    """Move `folder` to `old` and `new` to its place; who is stopped between the two moves it back."""
+    try:
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    finally:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
 
 
 def _is_same(folder: Path, manifest: Manifest, data: bytes, objects: Mapping[str, bytes]) -> bool:

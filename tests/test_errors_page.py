@@ -23,8 +23,8 @@ import pages
 import pytest
 import stub_driver
 from gristmill import drivers, errors, packs, strict
+from gristmill.aot import cache, cold_start, compile_hip, ninja_graph, sources, targets, toolchain, verify, wheel
 from gristmill.aot import code_object as code_objects
-from gristmill.aot import cold_start, compile_hip, ninja_graph, sources, targets, toolchain, verify, wheel
 from gristmill.aot import errors as build_errors
 from gristmill.aot import pack as aot_pack
 from gristmill.aot.commands import wheel as wheel_command
@@ -271,6 +271,19 @@ def same_names(m):
     sources.read_rows("gfx1151", [module.__name__])
 
 
+def cache_may_not_be_read(m):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    m.patch.setattr(Path, "exists", refuse)
+    cache.ObjectCache(m.folder, print).load("ab" * 32)
+
+
+def pack_cannot_be_written(m):
+    in_the_way = m.write("packs_file", b"")
+    aot_pack.write_pack(in_the_way / "sm90", Pack.open(m.pack).manifest, {})
+
+
 def batch_fails(m):
     (m.folder / "b.status").write_text("some_variant")
     m.write("b.log", b"CompilationError: at 3:4: no_such_name is not defined")
@@ -402,7 +415,7 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
         lambda m: question_of(m.write("c.json", b"{}")),
         lambda m: question_of(m.folder / "nothing.json"),
     ],
-    "BuildError": [lambda m: targets.find_target("sm75"), same_names],
+    "BuildError": [lambda m: targets.find_target("sm75"), same_names, cache_may_not_be_read, pack_cannot_be_written],
     "ToolchainError": [
         lambda m: toolchain.require({"no_such_module": "no-such-package"}, "building packs"),
         lambda m: compile_hip.rocm_compiler("no-such-clang"),

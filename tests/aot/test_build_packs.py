@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -155,6 +156,38 @@ def test_record_of_verification_stays_until_the_pack_changes(build, rows_of):
     (report,), _ = build(rows=rows_of(KERNELS, ("one",), "module='tiny_kernels', roundings=2"))
     assert (report.changed, report.compiled) == (True, 0)
     assert not (report.folder / "verified.json").exists()
+
+
+def test_pack_stays_when_its_replacement_is_stopped(build, tmp_path, monkeypatch):
+    (report,), _ = build()
+    (report.folder / "manifest.json").write_text("another")
+    before = content(tmp_path / "packs")
+    rename = Path.rename
+
+    def stop_at_the_second(path: Path, target: Path) -> Path:
+        if path.name == "new":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", stop_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        build()
+    assert content(tmp_path / "packs") == before
+
+
+def test_pack_that_another_build_has_just_moved_away_is_a_build_error(build, monkeypatch):
+    (report,), _ = build()
+    (report.folder / "manifest.json").write_text("another")
+    rename = Path.rename
+
+    def come_late(path: Path, target: Path) -> Path:
+        if path == report.folder:
+            shutil.rmtree(path)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", come_late)
+    with pytest.raises(BuildError, match=r"cannot write the pack .*sm80: .*No such file.*; if another build writes it"):
+        build()
 
 
 FAILURES = {
