@@ -18,7 +18,8 @@ from pathlib import Path
 from gristmill.aot.cache import ObjectCache
 from gristmill.aot.compilers import Variant, compile_variant
 from gristmill.aot.errors import BuildError
-from gristmill.aot.sources import object_key, read_rows, source_digests
+from gristmill.aot.module_sources import source_digests
+from gristmill.aot.sources import object_key, read_rows
 from gristmill.aot.targets import Target, find_target
 
 

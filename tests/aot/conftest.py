@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gristmill.aot.build import PackReport, build_packs
-from gristmill.aot.sources import source_digests
+from gristmill.aot.module_sources import source_digests
 from tiny_rows import ARCHS
 
 HERE = Path(__file__).parent
