@@ -10,22 +10,24 @@ GPU, with `gristmill selftest --record`; those records are part of the source, i
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from gristmill import formula, launch, packed_weight, reference, select, selftest
-from gristmill.aot import amdgpu_code_object
 from gristmill.aot.amdgpu_code_object import CodeObject
 from gristmill.aot.emulator import driver as emulated
 from gristmill.aot.emulator.hazards import vopd_interlock_hazards
 from gristmill.aot.emulator.waits import missing_waits
 from gristmill.aot.errors import BuildError
+from gristmill.aot.module_sources import source_digests
 from gristmill.arrays import Device
 from gristmill.drivers import get_driver
 from gristmill.errors import ManifestError
@@ -40,12 +42,15 @@ RECORDS = Path(__file__).parent / "records"
 # Orders in which the waves of a block run between barriers: a missing barrier gives another result in one of them.
 SERIAL_SCHEDULES = ("forward", "reverse")
 
+# Packages whose code a verification runs, beside ours.
+PACKAGES = ("numpy", "ml_dtypes", "tinygrad", "pyelftools", "msgpack")
+
 # Wave-instructions that one case may take: dozens of times what the dearest needs, and no endless loop.
 INSTRUCTION_BUDGET = 5_000_000
 
 
 class VerificationError(BuildError):
-    """An entry gave a wrong result, or did what the emulator forbids."""
+    """An entry gave a wrong result, did what the emulator forbids, or holds what the emulator does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,12 @@ class VerificationReport:
     arch: str
     records: dict[str, Record]
     unverified: tuple[str, ...]  # entries without a record: their objects were never run
-    run: int  # entries run now; the other records were there
 
 
-def verify_pack(folder: Path, cache: Path, jobs: int, progress: Callable[[str], None]) -> VerificationReport:
-    """Write `verified.json` into the pack in `folder`.
+def verify_packs(
+    folders: Sequence[Path], cache: Path, jobs: int, progress: Callable[[str], None]
+) -> list[VerificationReport]:
+    """Write `verified.json` into the packs in `folders`.
 
     Parameters
     ----------
@@ -70,16 +76,19 @@ def verify_pack(folder: Path, cache: Path, jobs: int, progress: Callable[[str], 
     Raises
     ------
     VerificationError : an entry that was run is wrong; the message names entry and case
+    BuildError : a process that emulates died
     """
-    pack = Pack.open(folder)
+    for folder in folders:  # what an earlier verification found may not hold for this one; the first failure ends it
+        (folder / "verified.json").unlink(missing_ok=True)
+    return [_verify(Pack.open(folder), cache / "verified", jobs, progress) for folder in folders]
+
+
+def _verify(pack: Pack, cache: Path, jobs: int, progress: Callable[[str], None]) -> VerificationReport:
     arch = pack.manifest.arch
-    if arch in emulated.ARCHS:
-        records, run = _emulate(pack, cache / "verified", jobs, progress)
-    else:
-        records, run = _recorded(pack), 0
-    _write(folder / "verified.json", dump_records(records))
+    records = _emulate(pack, cache, jobs, progress) if arch in emulated.ARCHS else _recorded(pack)
+    _write(pack.folder / "verified.json", dump_records(records))
     unverified = tuple(name for name in pack.manifest.entries if name not in records)
-    return VerificationReport(arch, records, unverified, run)
+    return VerificationReport(arch, records, unverified)
 
 
 def run_entry(folder: Path, name: str) -> Record:
@@ -95,16 +104,18 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
     Raises
     ------
     VerificationError : a case is wrong, or did what the emulator forbids; or the code has a pair of instructions that
-        the hardware may get wrong, or does not wait for a load
-    EmulatorError : the code object does not load
+        the hardware may get wrong, does not wait for a load, holds an instruction that the emulator does not know, or
+        does not load
     """
     driver = get_driver("emulated")
     assert isinstance(driver, emulated.EmulatedDriver)
     device = Device("emulated", emulated.ARCHS.index(arch))
     facts = driver.device_facts(device.ordinal)
-    module = driver.load_module(device.ordinal, code)
-    _refuse_hazards(entry, code)
-    kernel = LoadedKernel(entry, driver.function(device.ordinal, module, entry.symbol, 0, entry.early_start))
+    with _blamed_on(entry.name):
+        module = driver.load_module(device.ordinal, code)
+        _refuse_hazards(entry, code)
+        function = driver.function(device.ordinal, module, entry.symbol, 0, entry.early_start)
+    kernel = LoadedKernel(entry, function)
     cases = cases_for(entry, facts)
     # The waves of a block run one after the other on the smallest case that has a second step along K.
     smallest = min(cases, key=lambda case: (case.K < 128, case.M * case.N * case.K))
@@ -116,6 +127,17 @@ def run_code(arch: str, entry: Entry, code: bytes) -> Record:
         with driver.launching(schedule, INSTRUCTION_BUDGET):
             results.append(_run(kernel, device, facts, case, np.random.default_rng(seed)))
     return record_of(entry, results, facts.name, "emulation")
+
+
+@contextmanager
+def _blamed_on(what: str) -> Iterator[None]:
+    """Turn whatever is raised into a VerificationError that begins with `what`: a build must not end without it."""
+    try:
+        yield
+    except VerificationError:
+        raise
+    except Exception as error:
+        raise VerificationError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _refuse_hazards(entry: Entry, code: bytes) -> None:
@@ -131,39 +153,39 @@ def _refuse_hazards(entry: Entry, code: bytes) -> None:
 
 
 def _run(kernel: LoadedKernel, device: Device, facts, case, rng: np.random.Generator) -> CaseResult:
-    try:
+    what = f"{kernel.entry.name} on {facts.name}, {case}"
+    with _blamed_on(what):
         result = run_case(kernel, device, facts, case, rng)
-    except Exception as error:
-        raise VerificationError(
-            f"{kernel.entry.name} on {facts.name}, {case}: {type(error).__name__}: {error}"
-        ) from error
     if not result.passed:
         guard = "" if result.guard_intact else "; it wrote outside its output"
-        raise VerificationError(
-            f"{kernel.entry.name} on {facts.name}, {case}: error {result.error_over_bound:.3g} times the bound{guard}"
-        )
+        raise VerificationError(f"{what}: error {result.error_over_bound:.3g} times the bound{guard}")
     return result
 
 
-def _emulate(pack: Pack, cache: Path, jobs: int, progress: Callable[[str], None]) -> tuple[dict[str, Record], int]:
-    keys = {name: _key(entry) for name, entry in pack.manifest.entries.items()}
-    records = {name: record for name, key in keys.items() if (record := _cached(cache, key, name)) is not None}
-    missing = [name for name in keys if name not in records]
+def _emulate(pack: Pack, cache: Path, jobs: int, progress: Callable[[str], None]) -> dict[str, Record]:
+    entries = pack.manifest.entries
+    paths = {name: cache / f"{_key(entry)}.json" for name, entry in entries.items()}
+    records = {name: record for name, path in paths.items() if (record := _cached(path, entries[name])) is not None}
+    missing = [name for name in paths if name not in records]
     with ProcessPoolExecutor(max_workers=jobs) as pool:
-        running = {pool.submit(run_entry, pack.folder, name): name for name in missing}
         try:
+            running = {pool.submit(run_entry, pack.folder, name): name for name in missing}
             for done, future in enumerate(as_completed(running), 1):
                 name = running[future]
                 record = records[name] = future.result()
-                _write(cache / f"{keys[name]}.json", dump_records({name: record}))
+                _write(paths[name], dump_records({name: record}))
                 progress(
                     f"[{done}/{len(missing)}] {record.on}: {name}: {record.cases} cases, "
                     f"worst error over bound {record.worst_error_over_bound:.3f}"
                 )
+        except BrokenProcessPool:
+            raise BuildError(
+                f"{pack.manifest.arch}: a process that verifies died; if memory has run out, give fewer --jobs"
+            ) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {name: records[name] for name in keys}, len(missing)
+    return {name: records[name] for name in paths}
 
 
 def _recorded(pack: Pack) -> dict[str, Record]:
@@ -173,10 +195,9 @@ def _recorded(pack: Pack) -> dict[str, Record]:
     return records_of(pack.manifest.entries, read_records(path.read_bytes(), str(path)))
 
 
-def _cached(cache: Path, key: str, name: str) -> Record | None:
-    path = cache / f"{key}.json"
+def _cached(path: Path, entry: Entry) -> Record | None:
     try:
-        return read_records(path.read_bytes(), str(path)).get(name)
+        return records_of({entry.name: entry}, read_records(path.read_bytes(), str(path))).get(entry.name)
     except (OSError, ManifestError):  # not there, or damaged: the entry is run again
         return None
 
@@ -190,23 +211,20 @@ def _key(entry: Entry) -> str:
 
 @lru_cache
 def _machinery_digest() -> str:
-    """Digest of the emulator, of the cases, of what lays out a launch, and of the reference."""
-    modules = (amdgpu_code_object, formula, launch, packed_weight, reference, select, selftest)
-    files = [
-        *sorted(Path(emulated.__file__).parent.glob("*.py")),
-        Path(__file__),
-        *(Path(str(module.__file__)) for module in modules),
-    ]
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    """Digest of this module and of all that it imports: the emulator, the cases, the launch, the reference."""
+    versions = {package: importlib.metadata.version(package) for package in PACKAGES}
+    return hashlib.sha256(f"{source_digests(__name__)} {versions}".encode()).hexdigest()
 
 
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    # Not beside the file: what a killed process leaves must not lie in a pack.
+    handle, temporary = tempfile.mkstemp(dir=path.parent.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

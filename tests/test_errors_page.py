@@ -6,6 +6,7 @@ import argparse
 import errno
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -325,6 +326,20 @@ def emulator_finds_fault(m):
     verify._run(types.SimpleNamespace(entry=fake_driver.entry("e", b"")), None, nominal_device("gfx1151"), case, None)
 
 
+def code_that_does_not_load(m):
+    verify.run_code("gfx1151", fake_driver.entry("e", b""), b"no code object")
+
+
+def verifying_process_dies(m):
+    m.patch.setattr(verify, "run_entry", die)
+    fake_driver.usual_pack(m.packs, "gfx1151")
+    verify.verify_packs([m.packs / "gfx1151"], m.folder / "cache", 1, print)
+
+
+def die(folder, name):
+    os._exit(9)
+
+
 DUAL_MOVE, LOAD, MOVE = (
     decode(bytes.fromhex(code), 0, address, "rdna3")
     for address, code in enumerate(["040110ca06010202", "000052dc01000402", "0303047e"])
@@ -415,7 +430,13 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
         lambda m: question_of(m.write("c.json", b"{}")),
         lambda m: question_of(m.folder / "nothing.json"),
     ],
-    "BuildError": [lambda m: targets.find_target("sm75"), same_names, cache_may_not_be_read, pack_cannot_be_written],
+    "BuildError": [
+        lambda m: targets.find_target("sm75"),
+        same_names,
+        cache_may_not_be_read,
+        pack_cannot_be_written,
+        verifying_process_dies,
+    ],
     "ToolchainError": [
         lambda m: toolchain.require({"no_such_module": "no-such-package"}, "building packs"),
         lambda m: compile_hip.rocm_compiler("no-such-clang"),
@@ -425,6 +446,7 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
     "VerificationError": [
         wrong_result,
         emulator_finds_fault,
+        code_that_does_not_load,
         code_that_the_hardware_gets_wrong,
         code_that_does_not_wait,
     ],

@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     require(BUILD_PACKAGES, "building packs")
     from gristmill.aot.build import build_packs  # imports what was just asked for
-    from gristmill.aot.verify import verify_pack
+    from gristmill.aot.verify import verify_packs
 
     cache = arguments.cache or default_cache_folder()
     start = time.monotonic()
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress=sys.stderr,
     )
     built = time.monotonic()
-    verifications = [verify_pack(report.folder, cache, arguments.jobs, progress) for report in reports]
+    verifications = verify_packs([report.folder for report in reports], cache, arguments.jobs, progress)
     seconds = round(built - start, 1)
     verify_seconds = round(time.monotonic() - built, 1)
     for report in reports:
