@@ -29,7 +29,7 @@ from gristmill.aot.cxx_sources import argument_layout, macros, source_digests, s
 from gristmill.aot.environment import child_environment, hip_compiler_program
 from gristmill.aot.errors import BuildError, CompileError, ToolchainError
 from gristmill.aot.targets import Target
-from gristmill.aot.toolchain import require
+from gristmill.aot.toolchain import files_digest, require
 from gristmill.kernels.variant import CxxVariant
 
 # Floating-point contraction is off: where a kernel wants a fused multiply-add it says so. Code object version
@@ -60,6 +60,7 @@ class HipCompiler:
 
     @property
     def version(self) -> str:
+        """Its number and what follows it: AMD keeps one number over several releases, told apart by the revision."""
         return _clang_version(self.clang)
 
 
@@ -158,15 +159,23 @@ def compiler_identity(compiler: HipCompiler) -> dict[str, str]:
     """What tells this compiler from any other."""
     identity = {"name": compiler.name, "version": compiler.version}
     if "ziglang" in compiler.clang:
-        identity["package"] = importlib.metadata.version("ziglang")
-    return identity
+        return {**identity, "package": importlib.metadata.version("ziglang"), "files": files_digest("ziglang")}
+    beside = Path(compiler.clang[0]).resolve().with_name("clang")  # which ROCm's amdclang++ starts
+    return {**identity, **_digests((compiler.clang[0], str(beside), compiler.linker[0]))}
+
+
+@lru_cache
+def _digests(programs: tuple[str, ...]) -> dict[str, str]:
+    """sha256 of those of `programs` that are there, by name."""
+    files = [Path(program) for program in programs]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
 
 
 def _check_version(compiler: HipCompiler) -> None:
     major = int(compiler.version.split(".")[0])
     if major < OLDEST_CLANG:
         raise ToolchainError(
-            f"{compiler.name} is clang {compiler.version}, which miscompiles cross-lane reads; "
+            f"{compiler.name} is clang {compiler.version.split()[0]}, which miscompiles cross-lane reads; "
             f"clang {OLDEST_CLANG} or newer is needed: pip install ziglang"
         )
 
@@ -174,11 +183,12 @@ def _check_version(compiler: HipCompiler) -> None:
 @lru_cache
 def _clang_version(clang: tuple[str, ...]) -> str:
     process = subprocess.run([*clang, "--version"], capture_output=True, text=True, env=_environment(), check=False)
-    found = re.search(r"clang version (\d+\.\d+\.\d+)", process.stdout)
+    found = re.search(r"clang version (\d+\.\d+\.\d+.*)", process.stdout)
     if process.returncode or found is None:
         words = (process.stdout + process.stderr).strip()[-500:]
         raise ToolchainError(f"{' '.join(clang)} is not a clang: {words or 'it said nothing'}")
-    return found[1]
+    # Where it was built from a clone, the line has the clone's path: the name is enough, a manifest holds no path.
+    return re.sub(r"(?<![^\s(])/(\S*/)?", "", found[1]).strip()
 
 
 def _run(command: tuple[str, ...], folder: Path, variant: CxxVariant) -> None:
@@ -191,5 +201,4 @@ def _run(command: tuple[str, ...], folder: Path, variant: CxxVariant) -> None:
 
 
 def _environment() -> dict[str, str]:
-    kept = child_environment(LC_ALL="C")
-    return {name: value for name, value in kept.items() if name not in _STEERING}
+    return child_environment(without=_STEERING, LC_ALL="C")

@@ -6,7 +6,7 @@
 | GRISTMILL_HIP_COMPILER | ROCm's clang for HIP kernels, by path or name; ziglang's clang when unset |
 | SOURCE_DATE_EPOCH | time stamp of the files in a wheel, seconds since 1970; 1980-01-01 when unset |
 
-Variables that steer Triton or LLVM are not read but removed: what is built depends on the sources, the rows
+Variables that steer Triton, LLVM or nvcc are not read but removed: what is built depends on the sources, the rows
 and the compilers alone.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,9 +43,9 @@ def source_date_epoch() -> int:
     return max(int(text), EPOCH_1980) if text.isdigit() else EPOCH_1980
 
 
-def child_environment(**changes: str) -> dict[str, str]:
-    """The environment of this process with `changes`, for a process it starts."""
-    return {**os.environ, **changes}
+def child_environment(without: Collection[str] = (), **changes: str) -> dict[str, str]:
+    """The environment of this process with `changes`, and `without` some variables, for a process it starts."""
+    return {name: value for name, value in {**os.environ, **changes}.items() if name not in without}
 
 
 @contextmanager

@@ -47,6 +47,7 @@ def triton_identity() -> dict[str, str]:
     return {"triton": importlib.metadata.version("triton"), "files": files_digest("triton", "triton/")}
 
 
+@lru_cache
 def files_digest(package: str, folder: str = "") -> str:
     """Digest of the installer's record of a package, which has the sha256 of each of its files, below `folder` alone
     where one is given."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gristmill.aot import cxx_sources
+from gristmill.aot import compile_hip, cxx_sources
 from gristmill.aot.code_object import read_facts
 from gristmill.aot.compile_hip import (
     HipCompiler,
@@ -148,6 +148,42 @@ def test_rocm_compiler_takes_the_same_steps(tiny, tmp_path):
     built = compile_variant(tiny, GFX1151, rocm_compiler(str(tools / "amdclang++")))
     assert built.code == compile_variant(tiny, GFX1151).code
     assert list(built.compilers) == ["clang (ROCm)"]
+
+
+def test_releases_of_rocm_with_one_clang_number_are_told_apart(tiny, tmp_path):
+    """The manifest has the whole version, without a path; the key also what the programs are."""
+
+    def compiler(name: str, clang: str, linker: str) -> HipCompiler:
+        (tmp_path / name).mkdir()
+        _script(tmp_path / name / "amdclang++", clang)
+        _script(tmp_path / name / "ld.lld", linker)
+        return rocm_compiler(str(tmp_path / name / "amdclang++"))
+
+    version = 'echo "AMD clang version 21.0.0git (https://github.com/ROCm/llvm-project roc-7.{} 25)"'
+    one = compiler("one", version.format(0), "exit 0")
+    assert one.version == "21.0.0git (https://github.com/ROCm/llvm-project roc-7.0 25)"
+    other_revision = compiler("two", version.format(1), "exit 0")
+    other_clang = compiler("three", version.format(0) + "\n# another", "exit 0")
+    other_linker = compiler("four", version.format(0), "exit 1")
+    same = compiler("five", version.format(0), "exit 0")
+    keys = [key_facts(tiny, GFX1151, each) for each in (one, other_revision, other_clang, other_linker)]
+    assert all(keys.count(key) == 1 for key in keys)
+    assert key_facts(tiny, GFX1151, same) == keys[0]
+
+
+def test_clang_that_is_started_by_a_wrapper_is_in_the_key(tiny, tmp_path):
+    _script(tmp_path / "amdclang++", 'echo "AMD clang version 21.0.0"')
+    _script(tmp_path / "ld.lld", "exit 0")
+    _script(tmp_path / "clang", "exit 0")
+    first = key_facts(tiny, GFX1151, rocm_compiler(str(tmp_path / "amdclang++")))
+    _script(tmp_path / "clang", "exit 1")
+    compile_hip._digests.cache_clear()  # in a build a process asks once
+    assert key_facts(tiny, GFX1151, rocm_compiler(str(tmp_path / "amdclang++"))) != first
+
+
+def test_version_holds_no_path(tiny, tmp_path):
+    _script(tmp_path / "clang", 'echo "clang version 21.1.0 (/home/someone/llvm-project abc123)"')
+    assert HipCompiler("x", (str(tmp_path / "clang"),), ("ld.lld",)).version == "21.1.0 (llvm-project abc123)"
 
 
 def test_environment_chooses_the_compiler(tiny, tmp_path, monkeypatch):
