@@ -20,6 +20,7 @@ from typing import Any
 from gristmill.aot.code_object import check_object
 from gristmill.aot.compiled_object import CompiledObject
 from gristmill.aot.cxx_sources import argument_layout, headers, macros, source_digests, source_file
+from gristmill.aot.environment import child_environment
 from gristmill.aot.errors import BuildError, CompileError, ToolchainError
 from gristmill.aot.targets import Target
 from gristmill.aot.toolchain import INSTALL, files_digest
@@ -27,6 +28,9 @@ from gristmill.kernels.variant import CxxVariant
 
 # Which multiply and add are fused is written in the kernels' formulas; the compiler may fuse the rest too.
 OPTIONS = ("--std=c++17", "--fmad=true")
+
+# What would make nvcc's result depend on more than its arguments.
+_STEERING = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 NVRTC_PACKAGE = "nvidia-cuda-nvrtc"
 
@@ -154,7 +158,7 @@ def _by_nvcc(variant: CxxVariant, options: tuple[str, ...], nvcc: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         out = Path(folder) / "kernel.cubin"
         files = ("--include-path", "../include", "--output-file", str(out), source.name)
-        done = subprocess.run([nvcc, "--cubin", *options, *files], cwd=source.parent, capture_output=True, text=True)
+        done = _run((nvcc, "--cubin", *options, *files), source.parent)
         if done.returncode:
             words = (done.stdout + done.stderr).strip()
             raise CompileError(f"{variant.name}: {variant.source} does not compile\n{words}")
@@ -163,9 +167,14 @@ def _by_nvcc(variant: CxxVariant, options: tuple[str, ...], nvcc: str) -> bytes:
 
 @lru_cache
 def _nvcc_version(nvcc: str) -> str:
-    done = subprocess.run([nvcc, "--version"], capture_output=True, text=True)
+    done = _run((nvcc, "--version"))
     found = re.search(r"V(\d+\.\d+\.\d+)", done.stdout)
     if done.returncode or found is None:
         words = (done.stdout + done.stderr).strip()[-200:]
         raise ToolchainError(f"{nvcc} --version says {words!r}, not a version")
     return found[1]
+
+
+def _run(command: tuple[str, ...], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = child_environment(without=_STEERING)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)

@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 
 import pytest
+from gristmill.aot import compile_cuda
 from gristmill.aot.code_object import ARGUMENT_BYTES, build_machine_folders, check_paths, read_facts
 from gristmill.aot.compile_cuda import compile_variant, key_facts
 from gristmill.aot.cxx_sources import argument_layout, headers, source_digests, source_file
@@ -90,6 +91,17 @@ def test_a_missing_nvrtc_library_is_named(monkeypatch):
     monkeypatch.setattr(nvrtc, "nvrtcVersion", fail)
     with pytest.raises(ToolchainError, match=r"nvidia-cuda-nvrtc .*\(no libnvrtc.so.13 found\); run: pip install"):
         compile_variant(one("sm90"), find_target("sm90"))
+
+
+def test_variables_of_the_caller_do_not_steer_nvcc(tmp_path, monkeypatch):
+    """A stand-in for nvcc writes what it sees of them into its result."""
+    seen = "".join(f"${name}" for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH"))
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f'#!/bin/sh\nwhile [ "$1" != --output-file ]; do shift; done\necho "[{seen}]" > "$2"\n')
+    nvcc.chmod(0o755)
+    for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH"):
+        monkeypatch.setenv(name, "-G")
+    assert compile_cuda._by_nvcc(one("sm90"), (), str(nvcc)) == b"[]\n"
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA toolkit's nvcc on PATH")
