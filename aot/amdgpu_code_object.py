@@ -112,10 +112,6 @@ class KernelDescriptor:
         return bool(self._bits(self.rsrc1, 26, 1))
 
     @property
-    def enable_private_segment(self) -> bool:
-        return bool(self.rsrc2 & 1)
-
-    @property
     def user_sgprs(self) -> int:
         return self._bits(self.rsrc2, 1, 5)
 
@@ -188,7 +184,6 @@ class Segment:
     memory_bytes: int
     data: bytes
     executable: bool
-    writable: bool
 
 
 @dataclass(frozen=True)
@@ -217,13 +212,7 @@ class CodeObject:
             raise CodeObjectError(f"unknown AMDGPU machine number {machine:#x} in e_flags {elf.header.e_flags:#x}")
 
         segments = tuple(
-            Segment(
-                s.header.p_vaddr,
-                s.header.p_memsz,
-                s.data(),
-                bool(s.header.p_flags & 1),
-                bool(s.header.p_flags & 2),
-            )
+            Segment(s.header.p_vaddr, s.header.p_memsz, s.data(), bool(s.header.p_flags & 1))
             for s in elf.iter_segments("PT_LOAD")
         )
         text = elf.get_section_by_name(".text")

@@ -62,7 +62,7 @@ def test_descriptor_fields():
     assert d.vgprs == 96
     assert d.float_mode == 0b1100_1001
     assert (d.dx10_clamp, d.ieee_mode, d.fp16_overflow) == (True, False, True)
-    assert (d.enable_private_segment, d.user_sgprs) == (True, 6)
+    assert d.user_sgprs == 6
     assert d.workgroup_id_enabled == (True, False, True)
     assert d.workitem_id_axes == 3
     assert d.user_sgpr_layout() == [
