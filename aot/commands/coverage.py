@@ -14,7 +14,12 @@ HELP = "write the table of what the packs serve, or compare packs with it; needs
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--packs", type=Path, default=Path("build/packs"), help="folder of packs (default build/packs)")
+    parser.add_argument(
+        "--packs",
+        type=Path,
+        default=Path("build/packs"),
+        help="folder of packs (default build/packs; GRISTMILL_PACK_PATH has no say here)",
+    )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", type=Path, metavar="FILE", help="write the table to FILE; default: print it")
     action.add_argument("--check", type=Path, metavar="FILE", help="fail with the diff if FILE says something else")

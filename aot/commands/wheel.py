@@ -21,11 +21,19 @@ HELP = "make the core wheels and a wheel of data for each pack"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--packs", type=Path, default=Path("build/packs"), help="folder of packs (default build/packs)")
+    parser.add_argument(
+        "--packs",
+        type=Path,
+        default=Path("build/packs"),
+        help="folder of packs (default build/packs; GRISTMILL_PACK_PATH has no say here)",
+    )
     parser.add_argument("--arch", type=arch_list, help="comma separated (default: all packs there)")
     parser.add_argument("--out", type=Path, default=Path("dist"), help="folder of wheels (default dist)")
     parser.add_argument(
-        "--source", type=Path, help="source tree for the core wheel (default: where gristmill runs from)"
+        "--source",
+        type=Path,
+        help=f"source tree for the core wheel, with {TABLE}, which the packs must agree with (default: where gristmill "
+        "runs from)",
     )
     parser.add_argument("--no-core", action="store_true", help="wheels of packs only")
     parser.add_argument("--sizes", action="store_true", help="show what each kernel takes of its wheel")
@@ -33,14 +41,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     require(BUILD_PACKAGES | WHEEL_PACKAGES, "making wheels")
-    from gristmill.aot.wheel import BUDGET_BYTES, PLATFORM, core_wheel, find_license, pack_wheel, source_tree
+    from gristmill.aot.wheel import BUDGET_BYTES, PLATFORM, core_wheel, find_license, pack_wheel
 
     folders = sorted(path.parent for path in arguments.packs.glob("*/manifest.json"))
     if arguments.arch is not None:
         folders = [arguments.packs / arch for arch in arguments.arch]
     if not folders:
         raise WheelError(f"no packs in {arguments.packs}; run: gristmill build --out {arguments.packs}")
-    source = arguments.source or (None if arguments.no_core else source_tree())
+    source = arguments.source or _source_tree(arguments.no_core)
     if source is not None and (source / TABLE).is_file():
         progress(f"comparing the packs with {source / TABLE}")
         check_coverage([Pack.open(folder).manifest for folder in folders], source / TABLE)
@@ -62,6 +70,18 @@ def run(arguments: argparse.Namespace) -> int:
             share = 100 * kernel.compressed_bytes / wheel.bytes
             print(f"  {kernel.compressed_bytes:8} bytes {share:5.2f} %  {kernel.op}  {', '.join(kernel.entries)}")
     return 0
+
+
+def _source_tree(no_core: bool) -> Path | None:
+    """The tree that gristmill runs from; wheels of packs alone can be made without one."""
+    from gristmill.aot.wheel import source_tree
+
+    try:
+        return source_tree()
+    except WheelError:
+        if no_core:
+            return None
+        raise
 
 
 def _document(wheel: Wheel) -> dict[str, Any]:

@@ -267,8 +267,9 @@ def test_sizes_are_those_in_the_wheel_by_kernel(pack, tmp_path):
     assert sum(sizes) < wheel.bytes
 
 
-def test_command_reports_sizes_as_text_and_as_json(pack, tmp_path, capsys):
-    arguments = ["wheel", "--no-core", "--packs", str(pack.parent), "--out", str(tmp_path / "dist")]
+def test_command_reports_sizes_as_text_and_as_json(pack, source, tmp_path, capsys):
+    arguments = ["wheel", "--no-core", "--packs", str(pack.parent), "--source", str(source)]
+    arguments += ["--out", str(tmp_path / "dist")]
     assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["budget_bytes"] == 10_000_000
@@ -298,6 +299,18 @@ def test_pack_that_covers_less_than_the_table_says_makes_no_wheel(pack, source, 
     assert "-Pack gfx1151, 4 entries" in said
     assert "+Pack gfx1151, 3 entries" in said
     assert not (tmp_path / "none").exists()
+
+
+def test_packs_alone_are_held_to_the_table_of_the_tree_that_gristmill_runs_from(pack, tmp_path, capsys, monkeypatch):
+    arguments = ["wheel", "--no-core", "--packs", str(pack.parent), "--out", str(tmp_path / "dist")]
+    assert main(arguments) == 1
+    assert "the packs do not cover what" in capsys.readouterr().err
+
+    def no_tree():
+        raise WheelError("gristmill runs from an installed wheel")
+
+    monkeypatch.setattr("gristmill.aot.wheel.source_tree", no_tree)
+    assert main(arguments) == 0
 
 
 def test_pack_without_an_object_is_refused(pack, tmp_path):
