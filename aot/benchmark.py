@@ -12,9 +12,10 @@ import importlib.metadata
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from gristmill.aot.peers import GROUP_SIZE, Peer, PeerError, peers
+from gristmill.aot.peers import GROUP_SIZE, Peer, PeerError, PeerMissingError, peers, versions
 from gristmill.loader import LoadedKernel
 from gristmill.manifest import Manifest
 from gristmill.packed_weight import ROW_WORDS, PackedWeight
@@ -31,6 +32,11 @@ REPLAYS = 9
 L2_MULTIPLE = 3  # copies of a weight are this many times the L2 together
 MOST_COPIES = 40
 COPY_BYTES = 2**31
+
+# Our Triton kernel where another of ours is chosen: a column among the peers', but no peer.
+OUR_TILES = "our tiles"
+
+DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
 @dataclass(slots=True)
@@ -52,7 +58,7 @@ class Cell:
 
     @property
     def best_peer_us(self) -> float | None:
-        return min(self.peers_us.values(), default=None)
+        return min((us for name, us in self.peers_us.items() if name != OUR_TILES), default=None)
 
 
 def conditions(torch: Any) -> dict[str, Any]:
@@ -62,12 +68,22 @@ def conditions(torch: Any) -> dict[str, Any]:
         "device": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
+        "driver": driver_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        **versions(),
         "gristmill": importlib.metadata.version("gristmill"),
         "replays": REPLAYS,
         "copy_gbps": round(copy_gbps(torch), 1),
     }
+
+
+def driver_version() -> str:
+    """Of NVIDIA's kernel driver, which the CUDA version that it serves does not tell."""
+    try:
+        return DRIVER_VERSION.read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def copy_gbps(torch: Any) -> float:
@@ -185,7 +201,7 @@ def _own(torch: Any, weights, M: int, copy_rate: float, every_entry: bool) -> Ce
         floor_us=moved / copy_rate / 1000, gbps=gbps, percent_of_copy=100 * gbps / copy_rate,
     )  # fmt: skip
     tiles = _choice(one, M, _tiles_only(one.loader.pack.manifest))
-    cell.peers_us["our tiles"] = us if tiles.kernel is chosen.kernel else _time_choice(torch, prepared, tiles, x, out)
+    cell.peers_us[OUR_TILES] = us if tiles.kernel is chosen.kernel else _time_choice(torch, prepared, tiles, x, out)
     if every_entry:
         manifest = one.loader.pack.manifest
         for entry in manifest.entries.values():
@@ -241,9 +257,10 @@ def _add_peer(torch: Any, peer: Peer, cells: list[Cell], copies: int, dtype: str
         for cell in cells:
             if peer.largest_m >= cell.M:
                 cell.peers_us[peer.name] = time_us(torch, calls(cell.M))
+    except PeerMissingError as error:
+        report(f"{peer.name}: {error}")
+        missing.add(peer.name)
     except PeerError as error:
         report(f"{peer.name}, K={K} N={N}: {error}")
-        if "not installed" in str(error):
-            missing.add(peer.name)
     except Exception as error:  # a peer's fault is its own: the table goes on without it
         report(f"{peer.name}, K={K} N={N}: {type(error).__name__}: {str(error)[:200]}")

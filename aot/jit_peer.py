@@ -10,6 +10,7 @@ from gristmill.device import PACKS_FOR_ARCH
 from gristmill.formula import Formula
 from gristmill.kernels import w4a16_gemm_variants
 from gristmill.kernels.variant import TritonVariant
+from gristmill.launch import INT32_MAX
 from gristmill.packed_weight import PackedWeight
 from gristmill.problem import OP_W4A16_GEMM, Problem
 
@@ -30,7 +31,8 @@ def jit_call(x: Any, weight: PackedWeight, out: Any) -> Callable[[], Any]:
     import torch
 
     major, minor = torch.cuda.get_device_capability(x.device)
-    variant = choose(x.shape[0], weight, PACKS_FOR_ARCH[f"sm{major}{minor}"][0])
+    count = torch.cuda.get_device_properties(x.device).multi_processor_count
+    variant = choose(x.shape[0], weight, PACKS_FOR_ARCH[f"sm{major}{minor}"][0], count)
     launch = getattr(importlib.import_module(variant.module), variant.function)[_grid(variant, x.shape[0], weight)]
     # The kernel asks a bias for its address, which None has not.
     bias = weight.bias if weight.bias is not None else x.new_zeros(weight.N)
@@ -42,9 +44,10 @@ def jit_call(x: Any, weight: PackedWeight, out: Any) -> Callable[[], Any]:
     return lambda: launch(*arrays, *sizes, *strides, **constants, **options)
 
 
-def choose(M: int, weight: PackedWeight, arch: str) -> TritonVariant:
+def choose(M: int, weight: PackedWeight, arch: str, multiprocessor_count: int) -> TritonVariant:
     """The tile kernel that the policy of `arch` takes, the C++ kernels left out."""
-    values = _problem(M, weight).names() | {"multiprocessor_count": 132, "lds_bytes": 2**20}
+    # No bound of shared memory: a tile's row is made for its arch.
+    values = _problem(M, weight).names() | {"multiprocessor_count": multiprocessor_count, "lds_bytes": INT32_MAX}
     rows = {row.name: row for row in w4a16_gemm_variants.variants(arch)}
     for rule in w4a16_gemm_variants.policy(arch):
         if Formula(rule.when)(values):

@@ -7,6 +7,7 @@ needed: what is not installed, or refuses a size, is left out and said so.
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +15,16 @@ from typing import Any
 
 GROUP_SIZE = 128
 
+# Peers beside torch: the module -> its package.
+PACKAGES = {"humming": "humming-kernels", "gemlite": "gemlite"}
+
 
 class PeerError(Exception):
     """The peer cannot run this; the message says why."""
+
+
+class PeerMissingError(PeerError):
+    """The peer is not installed, so it can run nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,12 @@ def peers() -> list[Peer]:
         Peer("Humming", 2**31, _humming),
         Peer("GemLite", 64, _gemlite),
     ]
+
+
+def versions() -> dict[str, str]:
+    """Package -> version of the peers that are installed, those of torch left out."""
+    installed = [package for module, package in PACKAGES.items() if _is_installed(module)]
+    return {package: importlib.metadata.version(package) for package in installed}
 
 
 def _torch_mm(torch: Any, N: int, K: int, copies: int, dtype: str):
@@ -66,7 +80,7 @@ def _tinygemm(torch: Any, N: int, K: int, copies: int, dtype: str):
 
 
 def _humming(torch: Any, N: int, K: int, copies: int, dtype: str):
-    _require("humming", "humming-kernels")
+    _require("humming")
     from humming.layer import HummingLayer
 
     type_ = getattr(torch, dtype)
@@ -84,7 +98,7 @@ def _humming(torch: Any, N: int, K: int, copies: int, dtype: str):
 
 
 def _gemlite(torch: Any, N: int, K: int, copies: int, dtype: str):
-    _require("gemlite", "gemlite")
+    _require("gemlite")
     from gemlite.helper import A16W4_HQQ_INT
 
     type_ = getattr(torch, dtype)
@@ -102,6 +116,10 @@ def _gemlite(torch: Any, N: int, K: int, copies: int, dtype: str):
     return calls
 
 
-def _require(module: str, package: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise PeerError(f"not installed: pip install {package}")
+def _require(module: str) -> None:
+    if not _is_installed(module):
+        raise PeerMissingError(f"not installed: pip install {PACKAGES[module]}")
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

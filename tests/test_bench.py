@@ -1,15 +1,18 @@
 """The benchmark's table, summary and plot, from made-up times; timing itself needs a GPU."""
 
+import importlib.metadata
 import json
+import types
 from dataclasses import asdict
 
 import fake_driver
 import pytest
 import stub_driver
-from gristmill.aot import cold_start
-from gristmill.aot.benchmark import Cell, _only, _tiles_only
+from gristmill.aot import benchmark, cold_start, peers
+from gristmill.aot.benchmark import OUR_TILES, Cell, _add_peer, _only, _tiles_only
 from gristmill.aot.commands import bench
 from gristmill.aot.errors import BenchmarkError
+from gristmill.aot.peers import Peer, PeerError, PeerMissingError
 from gristmill.formula import Formula
 from gristmill.manifest import Manifest, Needs, Rule
 from sample_pack import dump, manifest
@@ -26,6 +29,48 @@ def test_the_summary_is_a_geometric_mean_over_the_best_peer():
         "M=8 over best peer": 0.5,
         "slower than a peer": ["4096x6144 M=1"],
     }
+
+
+def test_our_own_tiles_are_no_peer():
+    tiles = {OUR_TILES: 3.0}
+    assert bench.summary([cell(1, 4.0, **tiles, a=8.0)]) == {"M=1 over best peer": 0.5, "slower than a peer": []}
+    assert bench.summary([cell(1, 4.0, **tiles)]) == {"slower than a peer": []}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_missing", "said"),
+    [
+        (PeerMissingError("pip install it"), True, "Humming: pip install it"),
+        (PeerError("a part of it is not installed"), False, "Humming, K=4096 N=6144: a part of it is not installed"),
+        (ValueError("its own fault"), False, "Humming, K=4096 N=6144: ValueError: its own fault"),
+    ],
+)
+def test_only_a_peer_that_is_not_there_is_not_asked_again(error, is_missing, said):
+    def make(*_):
+        raise error
+
+    lines, missing = [], set()
+    _add_peer(None, Peer("Humming", 64, make), [cell(1, 4.0)], 1, "float16", lines.append, missing)
+    assert lines == [said]
+    assert missing == ({"Humming"} if is_missing else set())
+
+
+def test_conditions_name_the_driver_and_the_peers(monkeypatch, tmp_path):
+    torch = types.SimpleNamespace(
+        __version__="2",
+        version=types.SimpleNamespace(cuda="13.0"),
+        cuda=types.SimpleNamespace(
+            get_device_properties=lambda _: types.SimpleNamespace(name="GPU", multi_processor_count=1, L2_cache_size=1)
+        ),
+    )
+    monkeypatch.setattr(benchmark, "copy_gbps", lambda torch: 1.0)
+    monkeypatch.setattr(benchmark, "DRIVER_VERSION", tmp_path / "version")
+    monkeypatch.setattr(peers, "PACKAGES", {"numpy": "numpy", "no_such_module": "no-such-package"})
+    assert benchmark.conditions(torch)["driver"] == "unknown"
+    (tmp_path / "version").write_text("580.159.03\n")
+    found = benchmark.conditions(torch)
+    assert (found["driver"], found["numpy"]) == ("580.159.03", importlib.metadata.version("numpy"))
+    assert "no-such-package" not in found
 
 
 def test_a_line_has_time_rate_and_the_ratio_to_each_peer():
@@ -75,8 +120,8 @@ def test_the_peer_of_the_cold_start_is_the_tile_that_we_would_take():
     from gristmill.aot.jit_peer import choose
 
     weight = fake_driver.random_weight(576, 576, 32, zero_points=True)
-    assert [choose(M, weight, "sm90").constexprs["BLOCK_M"] for M in (1, 40, 600)] == [16, 64, 128]
-    assert choose(1, fake_driver.random_weight(64, 256, 128), "sm80").zero_points is False
+    assert [choose(M, weight, "sm90", 132).constexprs["BLOCK_M"] for M in (1, 40, 600)] == [16, 64, 128]
+    assert choose(1, fake_driver.random_weight(64, 256, 128), "sm80", 108).zero_points is False
 
 
 def rows():

@@ -133,7 +133,7 @@ def markdown(cells: list[Cell], facts: dict[str, Any]) -> str:
 
 
 def summary(cells: list[Cell]) -> dict[str, Any]:
-    """Geometric mean of our time over the best peer's (our tiles are one), by M; and where we are slower."""
+    """Geometric mean of our time over the best peer's, by M; and where we are slower."""
     found: dict[str, Any] = {}
     for M in sorted({cell.M for cell in cells}):
         ratios = [cell.us / cell.best_peer_us for cell in cells if cell.M == M and cell.best_peer_us]
