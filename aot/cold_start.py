@@ -1,9 +1,10 @@
 """Cold start: what the first result takes in a fresh process, ours beside Triton's JIT.
 
-Every run is a process of its own, and every figure a median over runs. A time begins when CUDA has a context, which
-takes as long for everyone, and ends when the result, checked afterwards, is on the host; it has all that comes between:
-imports, manifest, upload of the weight, loading or compiling, launch, copies. A first run of each program, untimed,
-leaves Python's bytecode and the files in the page cache.
+Every run is a process of its own, and every figure a median over runs. Not counted are CUDA's start and the imports of
+numpy and torch, which take as long for everyone. Counted is all else up to the result on the host, which is checked
+afterwards: imports, manifest, upload of the weight, loading or compiling, launch, copies. Two rows are of a part alone:
+`import gristmill`, and one `preload` of all linear layers of a model, in a process that has imported it and has the
+weights on the device. A first run of each program, untimed, leaves Python's bytecode and the files in the page cache.
 """
 
 from __future__ import annotations

@@ -43,9 +43,12 @@ writes this page and `gristmill wheel` refuses packs that disagree with it. Look
 {", ".join(f"{N} x {K}" for N, K in SHAPES)}, with bias; every M up to {SMALL_M}, and
 both sides of each bound that a pack names up to {LARGEST_M}. Where N and K decide, kernels are joined by "or". "Floor"
 is the kernel that takes everything; NONE would be a call that is refused.
+
+All these N and K are multiples of 128. On sm80 and sm90 the C++ kernels (`.cu`) need K % 32 == 0 and an alignment of 16
+bytes, which from M = 2 on contiguous outputs have where N % 8 == 0. For other sizes ask `gristmill why`.
 """
 
-_COLUMNS = ("op", "dtype", "zero points", "group size", "M: kernel, tensors aligned to 16 bytes", "M: kernel, any")
+_COLUMNS = ("op", "dtype", "zero points", "group size", "M: kernel, 16-byte alignment", "M: kernel, 2-byte alignment")
 
 # A bound of M in a formula: "M <= 8", "1 <= M".
 _BOUND = re.compile(r"\bM *[<>=]=? *(\d+)|(\d+) *[<>]=? *M\b")
