@@ -20,7 +20,7 @@ from gristmill.drivers import get_driver
 from gristmill.launch import ArgumentBuffer, fill
 from gristmill.loader import LoadedKernel
 from gristmill.manifest import Entry
-from gristmill.packed_weight import dequantize, pack
+from gristmill.packed_weight import NIBBLE_SHIFTS, VALUES_PER_WORD, dequantize, pack
 from gristmill.problem import OP_W4A16_GEMM, Problem
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 from gristmill.select import launch_shape, unmet_needs
@@ -68,7 +68,8 @@ class CaseResult:
 def cases_for(entry: Entry, device: DeviceFacts) -> list[Case]:
     """Few cases that together reach every edge: greedily the cheapest that reaches most of what is left.
 
-    Deterministic: the same entry gets the same cases everywhere.
+    Deterministic: the same entry gets the same cases on devices of one kind. None where the device has too little of
+    something for all of them: 8.6 and 8.9 run sm80's pack with less shared memory than it was built for.
     """
     reach = {case: _edges(entry, case, device) for case in _candidates(entry, device)}
     left = set().union(*reach.values())
@@ -78,6 +79,13 @@ def cases_for(entry: Entry, device: DeviceFacts) -> list[Case]:
         left -= reach[case]
         chosen.append(case)
     return chosen
+
+
+def why_no_cases(entry: Entry, device: DeviceFacts) -> str:
+    """Why `cases_for` has none: what the case that comes nearest does not meet."""
+    unmet = (unmet_needs(entry, problem_of(entry, case), device) for case in _pool())
+    nearest = min(unmet, key=len)
+    return "; ".join(nearest)
 
 
 def run_case(
@@ -133,7 +141,7 @@ def run_case(
 
 
 def record_of(entry: Entry, results: Sequence[CaseResult], on: str, how: str) -> Record:
-    """The record of an entry all of whose cases passed."""
+    """The record of an entry all of whose cases passed; there is at least one."""
     return Record(
         object=entry.object,
         on=on,
@@ -268,10 +276,10 @@ class _Placer:
 def _with_garbage_nibbles(qweight: np.ndarray, K: int, rng: np.random.Generator) -> np.ndarray:
     """The packed rows with random values in the nibbles past K."""
     words = np.ascontiguousarray(qweight)
-    if K % 8:
-        garbage = np.full((words.shape[0], 8), 15, np.uint32) * rng.integers(0, 2, (words.shape[0], 8), dtype=np.uint32)
-        for i in range(K % 8, 8):
-            words[:, -1] |= (garbage[:, i] << np.uint32(4 * (i // 2) + 16 * (i % 2))).view(np.int32)
+    if K % VALUES_PER_WORD:
+        garbage = 15 * rng.integers(0, 2, (words.shape[0], VALUES_PER_WORD), dtype=np.uint32)
+        for i in range(K % VALUES_PER_WORD, VALUES_PER_WORD):
+            words[:, -1] |= (garbage[:, i] << NIBBLE_SHIFTS[i]).view(np.int32)
     return words
 
 

@@ -35,6 +35,7 @@ from gristmill.arrays import DeviceArray
 from gristmill.certificate import question_of
 from gristmill.checkpoints.gguf import GgufCheckpoint
 from gristmill.cli import main
+from gristmill.commands.output import check_writable
 from gristmill.csrc import w4a16_skinny_hip_variants
 from gristmill.device import nominal_device
 from gristmill.drivers.cuda import CudaDriver
@@ -259,6 +260,11 @@ def write_strictly(m):
         scope["work"]()
 
 
+def write_records_strictly(m):
+    with strict.enforced():
+        check_writable(m.folder / "records.json", "--record")
+
+
 def other_format(m):
     data = np.zeros((48, 68), np.uint8)
     GgufCheckpoint(gguf_files.write(m.folder / "m.gguf", {"output.weight": (data, "Q8_0")})).load("output.weight")
@@ -420,7 +426,7 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
     "ForkedProcessError": [],
     "NotLoadedError": [capture],
     "PreloadLimitError": [lambda m: gristmill.preload(m.weight(), limit_bytes=10)],
-    "StrictModeError": [write_strictly],
+    "StrictModeError": [write_strictly, write_records_strictly],
     "CheckpointError": [
         lambda m: GgufCheckpoint(m.write("cut.gguf", b"GGUF\3\0\0\0")),
         lambda m: GgufCheckpoint(m.folder / "nothing.gguf"),
