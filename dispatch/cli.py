@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from gristmill import __version__
 from gristmill.errors import GristmillError, StrictModeError
@@ -46,8 +48,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_json(document: object) -> None:
-    """Print `document` as the one JSON document of a command."""
-    print(json.dumps(document, indent=1))
+    """Print `document` as the one JSON document of a command; what is not finite, which JSON has not, as null."""
+    print(json.dumps(_finite(document), indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def progress(text: str) -> None:
@@ -63,7 +73,7 @@ def _overview(argv: list[str], commands: dict[str, EntryPoint]) -> int:
     stream = sys.stdout if wanted else sys.stderr
     if not wanted:
         print(f"gristmill: no command {argv[0]!r}", file=stream)
-    print("usage: gristmill COMMAND [--json] ...\n", file=stream)
+    print("usage: gristmill COMMAND [--json] ...\n       gristmill --version\n", file=stream)
     for name, point in sorted(commands.items()):
         print(f"  {name:10} {_help_of(point)}", file=stream)
     return 0 if wanted else 2

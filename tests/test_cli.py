@@ -172,6 +172,7 @@ def test_overview_lists_every_command(capsys, argv):
     text = capsys.readouterr().out
     for command in ("build", "check", "cover", "doctor", "list", "wheel", "why"):
         assert f"  {command} " in text
+    assert "gristmill --version" in text
 
 
 def test_unknown_command_is_refused(capsys):

@@ -176,3 +176,11 @@ def test_strict_mode_takes_the_records_from_standard_output(small_device, tmp_pa
         assert "redirect the output of --json instead" in json.loads(capsys.readouterr().out)["error"]["message"]
         assert main(argv) == 0
     assert read_records(capsys.readouterr().out.encode(), "output").keys() == {"fits"}
+
+
+def test_infinite_errors_are_null_in_json(small_device, capsys):
+    small_device.computes = False  # the output stays poison
+    assert main(["selftest", "--device", "fake:0", "--json"]) == 1
+    out = capsys.readouterr().out
+    answer = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert {row["error_over_bound"] for row in answer["failed"]["fits"]} == {None}
