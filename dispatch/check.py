@@ -17,11 +17,9 @@ from gristmill.packed_weight import PackedWeight, dequantize
 from gristmill.placement import to_device
 from gristmill.prepared import Choice, prepare
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
+from gristmill.selftest import GUARD_ELEMENTS, POISON_BYTE
 
-# Elements around the output that no kernel may touch.
-GUARD = 128
 TIMED_CALLS = 20
-POISON = 0xFF  # every 16-bit float made of these bytes is a NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +114,9 @@ def _device_call(packed: PackedWeight, device: Device) -> Callable[[np.ndarray],
     def call(x: np.ndarray) -> Answer:
         M, N = x.shape[0], weight.N
         x_device = DeviceArray.from_numpy(x, device)
-        memory = DeviceArray.empty(device, (M * N + 2 * GUARD,), weight.dtype)
-        memory.fill_bytes(POISON)
-        out = memory.part(GUARD, (M, N))
+        memory = DeviceArray.empty(device, (M * N + 2 * GUARD_ELEMENTS,), weight.dtype)
+        memory.fill_bytes(POISON_BYTE)
+        out = memory.part(GUARD_ELEMENTS, (M, N))
 
         def launch() -> Choice | None:
             return run(x_device.view(), out.view(), weight, prepared, 0)
@@ -127,15 +125,15 @@ def _device_call(packed: PackedWeight, device: Device) -> Callable[[np.ndarray],
         everything = memory.to_numpy()
         if device.driver in HARDWARE:
             time_us, _ = _time_us(driver, device, launch, TIMED_CALLS)
-        guards = np.concatenate((everything[:GUARD], everything[GUARD + M * N :])).view(np.uint8)
+        guards = np.concatenate((everything[:GUARD_ELEMENTS], everything[GUARD_ELEMENTS + M * N :])).view(np.uint8)
         assert choice is not None, "M is at least 1"
         entry = choice.kernel.entry
         return Answer(
-            out=everything[GUARD : GUARD + M * N].reshape(M, N),
+            out=everything[GUARD_ELEMENTS : GUARD_ELEMENTS + M * N].reshape(M, N),
             entry=entry.name,
             roundings=entry.roundings,
             weights_in_dtype=entry.weights_in_dtype,
-            guard_intact=bool((guards == POISON).all()),
+            guard_intact=bool((guards == POISON_BYTE).all()),
             time_us=time_us,
         )
 

@@ -36,8 +36,9 @@ POOL_SEED = 4
 
 MANY_BLOCKS = 8  # of rows, past which kernels go on to the next group of tiles
 
-POISON = 0xFF  # every 16-bit float made of these bytes is a NaN
-GUARD = 64  # elements before, after and between the rows of the output
+# What lies around an output, and in it before it is computed: read into a result or written over, it shows.
+POISON_BYTE = 0xFF  # every 16-bit float made of these bytes is a NaN
+GUARD_ELEMENTS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def run_case(
     return CaseResult(
         case=case,
         error_over_bound=worst_error_over_bound(result, reference, bound),
-        guard_intact=bool((everything.view(np.uint8) == POISON).all()),
+        guard_intact=bool((everything.view(np.uint8) == POISON_BYTE).all()),
     )
 
 
@@ -252,7 +253,8 @@ class _Placer:
         """A 2-D array whose padding holds NaNs or random words; nothing lies behind its last element."""
         rows, columns = array.shape
         stride, offset = self._stride_and_offset(columns, 16 // array.itemsize)
-        flat = np.full((offset + (rows - 1) * stride + columns) * array.itemsize, POISON, np.uint8).view(array.dtype)
+        extent = offset + (rows - 1) * stride + columns
+        flat = np.full(extent * array.itemsize, POISON_BYTE, np.uint8).view(array.dtype)
         if array.dtype == np.int32:
             flat[...] = self.rng.integers(-(2**31), 2**31, flat.shape)
         for row in range(rows):
@@ -261,10 +263,10 @@ class _Placer:
 
     def output(self, M: int, N: int, dtype: str) -> tuple[DeviceArray, DeviceArray]:
         """Poisoned memory, and the output in its middle."""
-        stride, offset = self._stride_and_offset(N + GUARD, 8)
-        self.output_offset = GUARD + offset
-        memory = DeviceArray.empty(self.device, (self.output_offset + M * stride + GUARD,), dtype)
-        memory.fill_bytes(POISON)
+        stride, offset = self._stride_and_offset(N + GUARD_ELEMENTS, 8)
+        self.output_offset = GUARD_ELEMENTS + offset
+        memory = DeviceArray.empty(self.device, (self.output_offset + M * stride + GUARD_ELEMENTS,), dtype)
+        memory.fill_bytes(POISON_BYTE)
         return memory, memory.part(self.output_offset, (M, N), (stride, 1))
 
     def _stride_and_offset(self, columns: int, step: int) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""Readers of checkpoint formats; each yields `QuantizedLinear` layers as the file defines them."""
+"""Readers of checkpoint formats; each yields layers as the file defines them, as `AffineWeight`s."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from gristmill.device import NOMINAL_DEVICES
+from gristmill.launch import INT32_MAX
 from gristmill.problem import DTYPES
-
-MAX_M = 2**31 - 1
 
 
 def arch_list(text: str) -> list[str]:
@@ -26,7 +25,7 @@ def m_range(text: str) -> range:
         low, high = int(first), int(last if dots else first)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a range like 1..512") from None
-    if not 0 < low <= high <= MAX_M:
+    if not 0 < low <= high <= INT32_MAX:
         raise argparse.ArgumentTypeError(f"{text!r} is not a range of positive numbers")
     return range(low, high + 1)
 
