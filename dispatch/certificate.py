@@ -34,7 +34,8 @@ class Question:
 
     model: str  # name of the file
     layers: Mapping[str, LayerInfo]
-    left_out: Mapping[str, str]  # tensors in other formats, with their type
+    left_out: Mapping[str, str]  # tensors that are not in 4 bits, with their type
+    not_read: Mapping[str, str]  # tensors in 4 bits that the reader does not take, with the reason
     archs: Sequence[str]
     m: range
     dtypes: Sequence[str]
@@ -59,9 +60,10 @@ def certify(question: Question, progress: Callable[[str], None] = lambda text: N
         "model": question.model,
         "layers": {name: asdict(layer) for name, layer in question.layers.items()},
         "left_out": dict(question.left_out),
+        "not_read": dict(question.not_read),
         "m": [question.m.start, question.m.stop - 1],
         "dtypes": list(question.dtypes),
-        "covered": bool(runs) and all(run["entry"] is not None for run in runs),
+        "covered": not question.not_read and bool(runs) and all(run["entry"] is not None for run in runs),
         "verified": bool(runs) and all(row["verified"] for arch in archs for row in arch["entries"].values()),
         "archs": archs,
     }
@@ -133,6 +135,7 @@ def question_of(path: Path) -> tuple[Question, dict[str, Any]]:
             model=certificate["model"],
             layers={name: _layer(**layer) for name, layer in certificate["layers"].items()},
             left_out=dict(certificate["left_out"]),
+            not_read=dict(certificate["not_read"]),
             archs=[arch["arch"] for arch in certificate["archs"]],
             m=range(first, last + 1),
             dtypes=list(certificate["dtypes"]),

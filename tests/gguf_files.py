@@ -32,7 +32,7 @@ def _blocks(q: np.ndarray, header: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def write(path: Path, tensors: dict[str, tuple[np.ndarray, str]]) -> Path:
-    """Write tensors, each raw bytes (N, bytes) with its ggml type's name, or a plain float32 array with "F32"."""
+    """Write tensors, each raw bytes (..., N, bytes) with its ggml type's name, or a plain float32 array with "F32"."""
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")

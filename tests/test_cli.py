@@ -158,6 +158,53 @@ def test_cover_passes_where_all_is_covered(capsys, model):
     assert "every layer is covered" in capsys.readouterr().out
 
 
+@pytest.fixture
+def mixture(tmp_path):
+    """A model with one layer of two dimensions, and the experts of another in three."""
+    q = np.random.default_rng().integers(0, 16, (48, 96))
+    layer = gguf_files.blocks_q4_0(q, np.full((48, 3), 0.05, np.float16))
+    tensors = {"blk.0.attn_q.weight": (layer, "Q4_0"), EXPERTS: (np.stack([layer, layer]), "Q4_0")}
+    return str(gguf_files.write(tmp_path / "mixture.gguf", tensors))
+
+
+EXPERTS = "blk.0.ffn_gate_exps.weight"
+NOT_READ = {EXPERTS: "Q4_0 with 3 dimensions is not supported; with 2 it is"}
+
+
+def test_cover_does_not_pass_over_experts(capsys, mixture):
+    argv = ["cover", mixture, "--arch", "gfx1151", "--m", "1..3", "--dtype", "bfloat16"]
+    code, answer = run_json(capsys, *argv)
+    assert (code, answer["covered"], list(answer["layers"])) == (1, False, ["blk.0.attn_q.weight"])
+    assert (answer["not_read"], answer["left_out"]) == (NOT_READ, {})
+    assert main(argv) == 1
+    text = capsys.readouterr().out
+    assert f"4-bit, NOT READ: {EXPERTS}: Q4_0 with 3 dimensions" in text
+    assert "1 layers, M 1..3: NOT every layer is covered, 1 4-bit tensors are not read" in text
+
+
+def test_check_names_the_experts_that_it_does_not_run(capsys, mixture):
+    argv = ["check", mixture, "--device", "cpu", "--m", "3"]
+    code, answer = run_json(capsys, *argv)
+    assert (code, answer["layers"], answer["not_read"]) == (0, 1, NOT_READ)
+    assert main(argv) == 0
+    assert f"4-bit, NOT READ: {EXPERTS}: Q4_0 with 3 dimensions" in capsys.readouterr().out
+
+
+def test_check_without_layers_names_what_is_there(capsys, tmp_path):
+    experts = np.zeros((2, 48, 54), np.uint8)
+    path = gguf_files.write(tmp_path / "experts.gguf", {EXPERTS: (experts, "Q4_0")})
+    code, answer = run_json(capsys, "check", str(path), "--device", "cpu")
+    assert (code, answer["error"]["class"]) == (1, "ArgumentError")
+    assert EXPERTS in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("seed", ["-1", "x"])
+def test_wrong_seed_is_refused(capsys, model, seed):
+    with pytest.raises(SystemExit) as exit_:
+        main(["check", model, "--device", "cpu", f"--seed={seed}"])
+    assert exit_.value.code == 2
+
+
 def test_cover_of_a_damaged_file_is_a_typed_error(capsys, tmp_path):
     path = tmp_path / "cut.gguf"
     path.write_bytes(b"GGUF\3\0\0\0")

@@ -270,6 +270,11 @@ def other_format(m):
     GgufCheckpoint(gguf_files.write(m.folder / "m.gguf", {"output.weight": (data, "Q8_0")})).load("output.weight")
 
 
+def experts(m):
+    data = np.zeros((2, 48, 54), np.uint8)
+    GgufCheckpoint(gguf_files.write(m.folder / "m.gguf", {"exps.weight": (data, "Q4_0")})).load("exps.weight")
+
+
 def same_names(m):
     row = w4a16_skinny_hip_variants.variants("gfx1151")[0]
     module = types.ModuleType("rows_of_one_name")
@@ -431,6 +436,7 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
         lambda m: GgufCheckpoint(m.write("cut.gguf", b"GGUF\3\0\0\0")),
         lambda m: GgufCheckpoint(m.folder / "nothing.gguf"),
         other_format,
+        experts,
     ],
     "CertificateError": [
         lambda m: question_of(m.write("c.json", b"{}")),

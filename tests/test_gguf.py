@@ -6,7 +6,7 @@ import gguf_files
 import numpy as np
 import pytest
 from gristmill.checkpoints.gguf import GgufCheckpoint
-from gristmill.checkpoints.gguf_header import TENSOR_TYPES, read_header
+from gristmill.checkpoints.gguf_header import FOUR_BIT_TYPES, TENSOR_TYPES, read_header
 from gristmill.errors import CheckpointError
 from gristmill.packed_weight import dequantize
 
@@ -116,8 +116,8 @@ def test_type_that_is_not_supported_is_named(tmp_path, rng):
         "norm.weight": (rng.standard_normal(8).astype(np.float32), "F32"),
     }
     checkpoint = GgufCheckpoint(gguf_files.write(tmp_path / "model.gguf", tensors))
-    assert checkpoint.layers == {}
-    assert checkpoint.left_out == {"blk.0.attn_q.weight": "Q4_K"}
+    assert checkpoint.layers == checkpoint.left_out == {}
+    assert checkpoint.not_read == {"blk.0.attn_q.weight": "type Q4_K is not supported; Q4_0 and Q4_1 are"}
     with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight: type Q4_K is not supported; Q4_0 and Q4_1 are"):
         checkpoint.load("blk.0.attn_q.weight")
     with pytest.raises(CheckpointError, match="no tensor 'lm_head'"):
@@ -172,6 +172,12 @@ def test_tensor_types_are_those_of_the_gguf_package():
     common = theirs.keys() & TENSOR_TYPES.keys()
     assert len(common) > 30
     assert {number: TENSOR_TYPES[number] for number in common} == {number: theirs[number] for number in common}
+
+
+def test_four_bit_types_are_those_of_that_size():
+    """Four bits a value, and at most one more for what a block has beside them."""
+    sizes = {name: 8 * block_bytes / values for name, values, block_bytes in TENSOR_TYPES.values()}
+    assert {name for name, bits in sizes.items() if 4 <= bits <= 5} == FOUR_BIT_TYPES
 
 
 def test_header_agrees_with_the_gguf_package(tmp_path, rng):
@@ -251,6 +257,21 @@ def test_tensor_of_a_type_that_is_not_known_is_left_out(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(header(tensors=1, rest=tensor(b"a", 99, (32, 4)) + bytes(64)))
     assert GgufCheckpoint(path).left_out == {"a": "type 99"}
+
+
+EXPERTS = "blk.0.ffn_gate_exps.weight"
+
+
+def test_experts_are_named_as_not_read(tmp_path):
+    """Three dimensions: the experts of a mixture. Norms, and experts that are not in 4 bits, are no 4-bit layers."""
+    path = tmp_path / "model.gguf"
+    tensors = [tensor(EXPERTS.encode(), 2, (32, 4, 2)), tensor(b"exps_f16", 1, (32, 4, 2)), tensor(b"norm", 0, (32,))]
+    path.write_bytes(header(tensors=3, rest=b"".join(tensors) + bytes(1024)))
+    checkpoint = GgufCheckpoint(path)
+    reason = "Q4_0 with 3 dimensions is not supported; with 2 it is"
+    assert (checkpoint.layers, checkpoint.left_out, checkpoint.not_read) == ({}, {}, {EXPERTS: reason})
+    with pytest.raises(CheckpointError, match=f"{EXPERTS}: {reason}"):
+        checkpoint.load(EXPERTS)
 
 
 HOSTILE_LENGTHS = {

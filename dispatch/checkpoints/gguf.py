@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from gristmill.checkpoints.affine import AffineWeight, LayerInfo
-from gristmill.checkpoints.gguf_header import HeaderError, Tensor, read_header
+from gristmill.checkpoints.gguf_header import FOUR_BIT_TYPES, HeaderError, Tensor, read_header
 from gristmill.errors import CheckpointError
 
 BLOCK_VALUES = 32
@@ -26,7 +26,9 @@ class GgufCheckpoint:
     Attributes
     ----------
     layers : LayerInfo of every two-dimensional tensor in Q4_0 or Q4_1, by name
-    left_out : names of all other two-dimensional tensors, with their types
+    left_out : all two-dimensional tensors in types that are not 4-bit, by name, with the type
+    not_read : all other tensors in 4-bit types, by name, with the reason: the experts of a mixture, stacked in three
+        dimensions, or another 4-bit type
 
     Raises
     ------
@@ -42,12 +44,13 @@ class GgufCheckpoint:
             raise CheckpointError(f"{self.path}, {len(self._data)} bytes: {error}") from None
         self.layers: dict[str, LayerInfo] = {}
         self.left_out: dict[str, str] = {}
+        self.not_read: dict[str, str] = {}
         for tensor in self._tensors.values():
-            if len(tensor.shape) != 2:
-                continue
-            if tensor.type in HEADER_BYTES:
+            if len(tensor.shape) == 2 and tensor.type in HEADER_BYTES:
                 self.layers[tensor.name] = self._info(tensor)
-            else:
+            elif tensor.type in FOUR_BIT_TYPES:
+                self.not_read[tensor.name] = _why_not_read(tensor)
+            elif len(tensor.shape) == 2:
                 self.left_out[tensor.name] = tensor.type
 
     def load(self, name: str) -> AffineWeight:
@@ -55,13 +58,12 @@ class GgufCheckpoint:
 
         Raises
         ------
-        CheckpointError : no such tensor, a type that is not supported, or a scale that is not finite
+        CheckpointError : no such tensor, one that is not among `layers`, or a scale that is not finite
         """
         if name not in self._tensors:
             raise CheckpointError(f"{self.path}: no tensor {name!r}")
         if name not in self.layers:
-            found = self._tensors[name].type
-            raise CheckpointError(f"{name}: type {found} is not supported; {' and '.join(HEADER_BYTES)} are")
+            raise CheckpointError(f"{name}: {_why_not_read(self._tensors[name])}")
         info, tensor = self.layers[name], self._tensors[name]
         data = np.frombuffer(self._data, np.uint8, tensor.bytes, tensor.offset)
         blocks = data.reshape(info.N, info.K // BLOCK_VALUES, -1)
@@ -87,6 +89,12 @@ class GgufCheckpoint:
             )
         has_zero_points = tensor.type == "Q4_1"
         return LayerInfo(tensor.name, K, N, BLOCK_VALUES, has_zero_points=has_zero_points, format=tensor.type)
+
+
+def _why_not_read(tensor: Tensor) -> str:
+    if tensor.type in HEADER_BYTES:
+        return f"{tensor.type} with {len(tensor.shape)} dimensions is not supported; with 2 it is"
+    return f"type {tensor.type} is not supported; {' and '.join(HEADER_BYTES)} are"
 
 
 def _map(path: Path) -> memoryview:

@@ -32,6 +32,8 @@ TENSOR_TYPES = {
     39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
 }  # fmt: skip
 
+FOUR_BIT_TYPES = frozenset({"Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"})
+
 ALIGNMENT_KEY = b"general.alignment"
 DEFAULT_ALIGNMENT = 32
 

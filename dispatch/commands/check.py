@@ -30,10 +30,12 @@ PROGRESS_SECONDS = 5.0
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--device", help="cuda:0, hip:0, emulated:gfx1151, or cpu for the reference path")
-    parser.add_argument("--layers", type=positive, help="how many layers, spread over the kinds; default: all")
+    parser.add_argument(
+        "--layers", type=positive, help="number of layers, taken in turn from each shape and format; default: all"
+    )
     parser.add_argument("--m", type=_m_list, default=[1, 5, 6, 64, 300], help="values of M (default 1,5,6,64,300)")
     parser.add_argument("--dtype", type=dtype_list, default=list(DTYPES), help="activation dtypes (default: both)")
-    parser.add_argument("--seed", type=int, help="of the random activations; default: fresh")
+    parser.add_argument("--seed", type=_seed, help="of the random activations; default: fresh")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         "device_name": device_name,
         "seed": seed,
         "layers": len(names),
+        "not_read": checkpoint.not_read,
         "passed": not failed,
         "worst_error_over_bound": max(row.error_over_bound for row in rows),
         "rows": [asdict(row) for row in rows],
@@ -76,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _choose(checkpoint: GgufCheckpoint, count: int | None) -> list[str]:
     """All layers, or `count` of them: in turn from each kind (shape and format), so that none is left out."""
     if not checkpoint.layers:
-        raise ArgumentError(f"{checkpoint.path}: no layers in a supported 4-bit type; others: {checkpoint.left_out}")
+        others = {**checkpoint.not_read, **checkpoint.left_out}
+        raise ArgumentError(f"{checkpoint.path}: no layers in a supported 4-bit type; others: {others}")
     kinds: dict[Any, list[str]] = defaultdict(list)
     for name, layer in checkpoint.layers.items():
         kinds[layer.K, layer.N, layer.format].append(name)
@@ -99,11 +103,20 @@ def _print(document: dict[str, Any], rows: list[CheckRow], failed: list[CheckRow
     for row in failed[:20]:
         what = f"error/bound {row.error_over_bound:.3f}" if row.guard_intact else "wrote outside its output"
         print(f"FAILED {row.layer} M={row.M} {row.dtype} {row.entry}: {what}")
+    for name, reason in document["not_read"].items():
+        print(f"4-bit, NOT READ: {name}: {reason}")
     verdict = "passed" if document["passed"] else f"FAILED in {len(failed)} of {len(rows)} cases"
     print(
         f"{document['layers']} layers on {document['device']} ({document['device_name']}): {verdict}; "
         f"worst error over bound {document['worst_error_over_bound']:.3f}"
     )
+
+
+def _seed(text: str) -> int:
+    seed = int(text)
+    if seed < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return seed
 
 
 def _m_list(text: str) -> list[int]:

@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         model=arguments.model.name,
         layers=checkpoint.layers,
         left_out=checkpoint.left_out,
+        not_read=checkpoint.not_read,
         archs=arguments.arch or installed_archs(),
         m=arguments.m,
         dtypes=arguments.dtype,
@@ -82,10 +83,20 @@ def _print_table(certificate: dict[str, Any]) -> None:
             print(f"{arch['arch']} {name}: {_proof(record)}")
     for name, type_ in certificate["left_out"].items():
         print(f"not 4-bit, left out: {name} ({type_})")
+    for name, reason in certificate["not_read"].items():
+        print(f"4-bit, NOT READ: {name}: {reason}")
+    print(
+        f"{len(certificate['layers'])} layers, M {certificate['m'][0]}..{certificate['m'][1]}: {_verdict(certificate)}"
+    )
+
+
+def _verdict(certificate: dict[str, Any]) -> str:
     verdict = "every layer is covered" if certificate["covered"] else "NOT every layer is covered"
+    if certificate["not_read"]:
+        verdict += f", {len(certificate['not_read'])} 4-bit tensors are not read"
     if certificate["covered"] and not certificate["verified"]:
         verdict += ", not every entry has a record of verification"
-    print(f"{len(certificate['layers'])} layers, M {certificate['m'][0]}..{certificate['m'][1]}: {verdict}")
+    return verdict
 
 
 def _proof(record: dict[str, Any] | None) -> str:
