@@ -150,10 +150,13 @@ def question_of(path: Path) -> tuple[Question, dict[str, Any]]:
     return question, certificate
 
 
-def _layer(*, K: int, N: int, group_size: int, **others: Any) -> LayerInfo:
+def _layer(*, name: str, K: int, N: int, group_size: int, has_zero_points: bool, format: str) -> LayerInfo:
+    """A layer of a certificate, which may hold anything: a field of another type would fail far from here."""
     if any(type(extent) is not int or not 0 < extent <= INT32_MAX for extent in (K, N, group_size)):
         raise ValueError(f"a layer has K={K!r} N={N!r} group_size={group_size!r}")
-    return LayerInfo(K=K, N=N, group_size=group_size, **others)
+    if type(has_zero_points) is not bool or type(name) is not str or type(format) is not str:
+        raise ValueError(f"a layer has name={name!r} has_zero_points={has_zero_points!r} format={format!r}")
+    return LayerInfo(name, K, N, group_size, has_zero_points, format)
 
 
 def differences(then: Any, now: Any, where: str = "") -> list[str]:

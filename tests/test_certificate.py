@@ -7,7 +7,7 @@ import fake_driver
 import gguf_files
 import numpy as np
 import pytest
-from gristmill import DeviceArray, linear, packs, to_device
+from gristmill import DeviceArray, linear, packs, strict, to_device
 from gristmill.certificate import differences, question_of
 from gristmill.cli import main
 from gristmill.cover import contiguous_alignment
@@ -143,6 +143,10 @@ def test_damaged_or_missing_packs(certified, folder, capsys):
         lambda text: text.replace('"arch": "sm90"', '"arch": "sm91"'),
         lambda text: text.replace('"K": 96', '"K": "96"'),
         lambda text: text.replace('"K": 96', '"K": 0'), lambda text: text.replace('"K": 96', '"Q": 96'),
+        lambda text: text.replace('"has_zero_points": false', '"has_zero_points": []'),
+        lambda text: text.replace('"has_zero_points": false', '"has_zero_points": 0'),
+        lambda text: text.replace('"format": "Q4_0"', '"format": 4'),
+        lambda text: text.replace('"format": "Q4_0"', '"formats": "Q4_0"'),
         lambda text: text.replace("float16", "float17"), lambda text: text.replace("40\n ]", "0\n ]"),
     ],
 )  # fmt: skip
@@ -165,6 +169,31 @@ def test_a_model_or_a_certificate(certified, model, capsys):
     for argv in (["cover"], ["cover", model, "--against", certified]):
         code, answer = run_json(capsys, *argv)
         assert (code, answer["error"]["class"]) == (1, "ArgumentError")
+
+
+def test_certificate_that_cannot_be_written_is_refused_at_once(folder, model, tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "nowhere" / "certificate.json"):
+        code, answer = run_json(capsys, "cover", model, "--output", path)
+        assert (code, answer["error"]["class"]) == (1, "ArgumentError")
+        assert answer["error"]["message"].startswith(f"--output {path} cannot be written")
+
+
+def test_strict_mode_takes_the_certificate_from_standard_output(certified, model, tmp_path, capsys):
+    argv = ["cover", model, "--arch", "sm90", "--m", "1..40"]
+    with strict.enforced():
+        _, answer = run_json(capsys, *argv, "--output", tmp_path / "other.json")
+        assert answer["error"]["class"] == "StrictModeError"
+        assert "--output, which writes a file; redirect the output of --json instead" in answer["error"]["message"]
+        assert main([*argv, "--json"]) == 0
+    certified.write_text(capsys.readouterr().out)
+    assert run_json(capsys, "cover", "--against", certified)[1]["holds"]
+
+
+def test_no_packs_at_all(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(packs, "NAMESPACE", "gristmill_packs_of_nobody")
+    monkeypatch.setenv("GRISTMILL_PACK_PATH", str(tmp_path))
+    code, answer = run_json(capsys, "cover", model)
+    assert (code, answer["error"]["class"]) == (1, "NoPackError")
 
 
 def test_differences():

@@ -92,6 +92,13 @@ def test_why_for_a_device_that_is_not_there(capsys, tmp_path, arch, pack, lds_by
     assert "not small_bfloat16_zp: needs bfloat16, got float16; needs zero points" in text
 
 
+def test_why_takes_one_arch(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main([*WHY[:2], "sm90,gfx1151", *WHY[3:]])
+    assert exit_.value.code == 2
+    assert "invalid choice: 'sm90,gfx1151'" in capsys.readouterr().err
+
+
 def test_why_without_a_pack_prints_the_pip_line(capsys):
     code, answer = run_json(capsys, *WHY[:2], "sm90", *WHY[3:])
     assert code == 1
@@ -135,6 +142,17 @@ def test_record_of_a_failed_run_is_no_record(capsys, tmp_path):
     record = Record(entry()["object"], "emulated gfx1151", "emulation", 9, 1.5)
     (tmp_path / "gfx1151" / "verified.json").write_bytes(dump_records({entry()["name"]: record}))
     assert run_json(capsys, "list")[0] == 1
+
+
+@pytest.mark.parametrize("name", ["foreign", "sm86"])  # sm86 is served by sm80's pack and has none of its own
+def test_folder_that_is_no_pack_is_named_and_passed_over(capsys, model, tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "manifest.json").write_text("{}")
+    for argv in (["list"], ["cover", model, "--m", "1", "--dtype", "bfloat16"]):
+        assert main([*argv, "--json"]) == 0
+        out, err = capsys.readouterr()
+        assert '"arch": "gfx1151"' in out
+        assert f"passed over: {name}" in err
 
 
 def test_cover_proves_each_layer_and_says_what_it_left_out(capsys, model):

@@ -35,6 +35,7 @@ from gristmill.arrays import DeviceArray
 from gristmill.certificate import question_of
 from gristmill.checkpoints.gguf import GgufCheckpoint
 from gristmill.cli import main
+from gristmill.commands import cover as cover_command
 from gristmill.commands.output import check_writable
 from gristmill.csrc import w4a16_skinny_hip_variants
 from gristmill.device import nominal_device
@@ -195,6 +196,14 @@ def unreadable(m):
 
     m.patch.setattr(Path, "iterdir", refuse)
     find_pack("sm90")
+
+
+def cover_without_packs(m):
+    m.patch.setenv("GRISTMILL_PACK_PATH", "")
+    path = gguf_files.write(m.folder / "m.gguf", {"layer": (np.zeros((8, 18), np.uint8), "Q4_0")})
+    parser = argparse.ArgumentParser()
+    cover_command.configure(parser)
+    cover_command.run(parser.parse_args([str(path)]))
 
 
 def other_schema(change: int) -> Callable:
@@ -419,7 +428,7 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
     ],
     "NoKernelError": [narrow_pack],
     "PackError": [unreadable],
-    "NoPackError": [lambda m: find_pack("sm80"), lambda m: find_pack("sm75")],
+    "NoPackError": [lambda m: find_pack("sm80"), lambda m: find_pack("sm75"), cover_without_packs],
     "PackTooNewError": [other_schema(+1)],
     "PackTooOldError": [other_schema(-1)],
     "DamagedPackError": [missing_object, altered_object],

@@ -9,9 +9,9 @@ from typing import Any
 from gristmill.certificate import Question, certify, differences, dump, question_of, span_text
 from gristmill.checkpoints.gguf import GgufCheckpoint
 from gristmill.cli import print_json, progress
-from gristmill.commands.options import arch_list, dtype_list, m_range
-from gristmill.errors import ArgumentError
-from gristmill.packs import installed_archs
+from gristmill.commands.options import PACK_ARCHS, arch_list, dtype_list, found_archs, m_range
+from gristmill.commands.output import check_writable, write
+from gristmill.errors import ArgumentError, NoPackError
 from gristmill.problem import DTYPES
 
 HELP = "prove that every layer of a model resolves to a shipped kernel; needs no GPU"
@@ -33,19 +33,23 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError("give a model, or --against with a certificate")
     if arguments.against is not None:
         return _check(arguments)
+    check_writable(arguments.output, "--output")
     checkpoint = GgufCheckpoint(arguments.model)
+    archs = arguments.arch or found_archs()
+    if not archs:
+        raise NoPackError(f"no packs found; run: pip install gristmill-ARCH, with ARCH one of {', '.join(PACK_ARCHS)}")
     question = Question(
         model=arguments.model.name,
         layers=checkpoint.layers,
         left_out=checkpoint.left_out,
         not_read=checkpoint.not_read,
-        archs=arguments.arch or installed_archs(),
+        archs=archs,
         m=arguments.m,
         dtypes=arguments.dtype,
     )
     certificate = certify(question, progress)
     if arguments.output is not None:
-        arguments.output.write_bytes(dump(certificate))
+        write(arguments.output, dump(certificate), "--output")
     if arguments.json:
         print_json(certificate)
     else:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from gristmill.cli import print_json
-from gristmill.commands.options import arch_list
-from gristmill.packs import find_pack, installed_archs
+from gristmill.commands.options import arch_list, found_archs
+from gristmill.packs import find_pack
 
 HELP = "list the kernels of the installed packs"
 
@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
-    for arch in arguments.arch or installed_archs():
+    for arch in arguments.arch or found_archs():
         pack = find_pack(arch)
         verified = pack.verified()
         for entry in pack.manifest.entries.values():

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from gristmill.device import NOMINAL_DEVICES
+from gristmill.cli import progress
+from gristmill.device import NOMINAL_DEVICES, PACKS_FOR_ARCH
 from gristmill.launch import INT32_MAX
+from gristmill.packs import installed_archs
 from gristmill.problem import DTYPES
+
+# Archs that packs are made for.
+PACK_ARCHS = tuple(dict.fromkeys(pack for serving in PACKS_FOR_ARCH.values() for pack in serving))
 
 
 def arch_list(text: str) -> list[str]:
@@ -16,6 +21,15 @@ def arch_list(text: str) -> list[str]:
     if unknown or not archs:
         raise argparse.ArgumentTypeError(f"unknown arch {', '.join(unknown)!r}; known: {', '.join(NOMINAL_DEVICES)}")
     return archs
+
+
+def found_archs() -> list[str]:
+    """Archs of the packs found; a folder with a manifest that is no pack for any device is named and passed over."""
+    found = installed_archs()
+    others = [arch for arch in found if arch not in PACK_ARCHS]
+    if others:
+        progress(f"no packs of a known arch, passed over: {', '.join(others)}")
+    return [arch for arch in found if arch in PACK_ARCHS]
 
 
 def m_range(text: str) -> range:

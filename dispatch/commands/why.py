@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 
 from gristmill.cli import print_json
-from gristmill.commands.options import arch_list, positive
+from gristmill.commands.options import positive
 from gristmill.cover import contiguous_alignment
-from gristmill.device import DeviceFacts, nominal_device
+from gristmill.device import NOMINAL_DEVICES, DeviceFacts
 from gristmill.drivers import get_driver
 from gristmill.drivers.default import first_device
 from gristmill.errors import NoKernelError
 from gristmill.packs import find_pack
 from gristmill.problem import DTYPES, OP_W4A16_GEMM, Problem, resolve_group_size
-from gristmill.select import rule_verdict, select, verdicts
+from gristmill.select import Selection, rule_verdict, select, verdicts
 
 HELP = "explain which kernel a problem takes, and why each other one was not taken"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", type=arch_list, help="one arch; default: the first device at hand")
+    parser.add_argument("--arch", choices=NOMINAL_DEVICES, help="default: that of the first device at hand")
     parser.add_argument("--M", type=positive, required=True, help="rows of the activations")
     parser.add_argument("--N", type=positive, required=True, help="output features")
     parser.add_argument("--K", type=positive, required=True, help="input features")
@@ -86,13 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if selection else 1
 
 
-def _shared_bytes(selection) -> int:
+def _shared_bytes(selection: Selection) -> int:
     return selection.entry.static_shared_bytes + selection.dynamic_shared_bytes
 
 
 def _device(arguments: argparse.Namespace) -> DeviceFacts:
     if arguments.arch:
-        device = nominal_device(arguments.arch[0])
+        device = NOMINAL_DEVICES[arguments.arch]
     else:
         found = first_device()
         device = get_driver(found.driver).device_facts(found.ordinal)
