@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib.util
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import gristmill.packs
 from gristmill.device import PACKS_FOR_ARCH
 from gristmill.drivers import driver_names, get_driver
 from gristmill.drivers.default import HARDWARE
 from gristmill.drivers.protocol import Driver
-from gristmill.environment import chip_override
+from gristmill.environment import chip_override, pack_path
 from gristmill.errors import (
     DamagedPackError,
     GristmillError,
@@ -20,7 +23,7 @@ from gristmill.errors import (
     PackTooOldError,
 )
 from gristmill.kfd import NODES, arch_of_override, chips
-from gristmill.packs import Pack, distribution_name, find_pack, pack_folders
+from gristmill.packs import Pack, distribution_name, find_pack
 
 UNSET_OVERRIDE = "unset HSA_OVERRIDE_GFX_VERSION"
 
@@ -76,15 +79,37 @@ class Diagnosis:
 def diagnose(kfd_nodes: Path = NODES) -> Diagnosis:
     """Look at drivers, devices, packs and the environment; raises nothing that it can report."""
     amd_chips = chips(kfd_nodes)
-    packs = [_pack_finding(folder) for folder in pack_folders()]
+    folders, unreadable = _pack_folders()
+    packs = [_pack_finding(folder) for folder in folders]
     drivers = [_driver_finding(name, packs, amd_chips) for name in driver_names()]
     hardware = [row for row in drivers if row.driver in HARDWARE]
     devices = [device for row in hardware for device in row.devices]
     can_run = any(device.problem is None for device in devices)
-    fixes = [fix for fix in (*(row.fix for row in devices), *(row.fix for row in packs)) if fix]
+    fixes = [f"let this process read {root}, or take it off GRISTMILL_PACK_PATH" for root in unreadable]
+    fixes += [fix for fix in (*(row.fix for row in devices), *(row.fix for row in packs)) if fix]
     if not devices:
         fixes += _fixes_without_device(hardware, amd_chips)
-    return Diagnosis(can_run, drivers, packs, amd_chips, _mismatches(devices, packs, amd_chips), _distinct(fixes))
+    mismatches = [f"packs in {root} cannot be read: {reason}" for root, reason in unreadable.items()]
+    mismatches += _mismatches(devices, packs, amd_chips)
+    return Diagnosis(can_run, drivers, packs, amd_chips, mismatches, _distinct(fixes))
+
+
+def _pack_folders() -> tuple[list[Path], Mapping[Path, str]]:
+    """As `gristmill.packs.pack_folders`, but what cannot be read is told with its reason and does not hide the rest."""
+    roots = pack_path()
+    spec = importlib.util.find_spec(gristmill.packs.NAMESPACE)
+    if spec is not None and spec.submodule_search_locations is not None:
+        roots += map(Path, spec.submodule_search_locations)
+    folders: list[Path] = []
+    unreadable = {}
+    for root in roots:
+        try:
+            folders += sorted(child for child in root.iterdir() if (child / "manifest.json").is_file())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            unreadable[root] = str(error.strerror)
+    return folders, unreadable
 
 
 def _pack_finding(folder: Path) -> PackFinding:
@@ -97,7 +122,7 @@ def _pack_finding(folder: Path) -> PackFinding:
             pack.read_object(entry)
         row.verified = len(pack.verified())
     except PackError as error:
-        row.problem, row.fix = str(error), pip_line(error, row.arch)
+        row.problem, row.fix = str(error), fix_of(error, row.arch, folder)
     return row
 
 
@@ -124,7 +149,9 @@ def _device_finding(driver: Driver, ordinal: int, packs: Sequence[PackFinding]) 
     try:
         row.pack = str(find_pack(facts.arch).folder)
     except PackError as error:
-        row.problem, row.fix = str(error), pip_line(error, facts.arch)
+        serving = PACKS_FOR_ARCH.get(facts.arch, ())
+        folder = next((Path(pack.folder) for arch in serving for pack in packs if pack.arch == arch), None)
+        row.problem, row.fix = str(error), fix_of(error, facts.arch, folder)
         return row
     for pack in packs:
         if pack.folder == row.pack:
@@ -168,10 +195,10 @@ def _mismatches(devices: Sequence[DeviceFinding], packs: Sequence[PackFinding], 
                 f"HSA_OVERRIDE_GFX_VERSION={override} makes ROCm report {reported or 'another chip'}; {seen}: "
                 f"a pack for the wrong chip may load and give wrong results; {UNSET_OVERRIDE}"
             )
-    used = {device.pack for device in devices}
+    used = {device.pack: device.device for device in reversed(devices)}
     lines += [
         f"pack {row.arch}: {row.entries - row.verified} of {row.entries} entries have no record of a run that passed; "
-        "run: gristmill selftest"
+        f"run: gristmill selftest --device {used[row.folder]} --record {shlex.quote(f'{row.folder}/verified.json')}"
         for row in packs
         if row.folder in used and row.problem is None and row.verified < row.entries
     ]
@@ -186,13 +213,17 @@ def _fixes_without_device(hardware: Sequence[DriverFinding], amd_chips: Sequence
     return lines + [f"for {row.driver}: {row.problem}" for row in hardware if row.problem]
 
 
-def pip_line(error: PackError, arch: str) -> str | None:
-    """The command that repairs what `error` says of the pack for `arch`; None where none does."""
+def fix_of(error: PackError, arch: str, folder: Path | None) -> str | None:
+    """What repairs what `error` says of the pack for `arch`, in `folder` if there is one; None where nothing does."""
     serving = PACKS_FOR_ARCH.get(arch)
     if isinstance(error, PackTooNewError):
         return "pip install --upgrade gristmill"
     if serving is None:
         return None
+    if folder is not None and folder.parent in pack_path() and isinstance(error, PackTooOldError | DamagedPackError):
+        # It comes before whatever pip installs.
+        build = f"gristmill build --arch {folder.name} --out {shlex.quote(str(folder.parent))}"
+        return f"{build}; or remove {folder}"
     wheel = distribution_name(serving[0])
     if isinstance(error, PackTooOldError):
         return f"pip install --upgrade {wheel}"

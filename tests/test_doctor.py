@@ -1,6 +1,9 @@
 """`doctor` on machines that are made up: drivers, packs, and the kernel's list of AMD chips."""
 
+import errno
 import json
+import shlex
+from pathlib import Path
 
 import fake_driver
 import pytest
@@ -48,15 +51,22 @@ def machine(monkeypatch, tmp_path, capsys):
         assert main(arguments) == code == (0 if answer["can_run"] else 1)
         return code, answer, capsys.readouterr().out
 
-    def pack(arch, verified=True):
-        folder = fake_driver.usual_pack(tmp_path / "packs", arch)
+    def pack(arch, verified=True, root=tmp_path / "packs"):
+        folder = fake_driver.usual_pack(root, arch)
         if verified:
             entries = Pack.open(folder).manifest.entries.values()
             records = {entry.name: Record(entry.object, "a device", "silicon", 9, 0.5) for entry in entries}
             (folder / "verified.json").write_bytes(dump_records(records))
         return folder
 
-    run.pack = pack
+    def install(arch):
+        """A pack that pip installed, not one below GRISTMILL_PACK_PATH."""
+        folder = pack(arch, root=tmp_path / "site" / "gristmill_packs_of_a_test")
+        monkeypatch.setattr(packs, "NAMESPACE", folder.parent.name)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        return folder
+
+    run.pack, run.install = pack, install
     return run
 
 
@@ -81,13 +91,19 @@ def test_all_is_well(machine):
 
 
 def test_entries_that_nobody_has_run(machine):
+    """The command that is named is the one that mends it, on the device that the pack serves."""
     folder = machine.pack("sm90", verified=False)
-    code, answer, text = machine(cuda=("sm90",))
+    code, answer, text = machine(cuda=("sm75", "sm90"))
     assert code == 0
-    assert answer["mismatches"] == [
-        "pack sm90: 12 of 12 entries have no record of a run that passed; run: gristmill selftest"
-    ]
+    unserved, unrecorded = answer["mismatches"]
+    assert unserved.startswith("cuda:0: no pack is made for sm75")
+    assert unrecorded == (
+        "pack sm90: 12 of 12 entries have no record of a run that passed; "
+        f"run: gristmill selftest --device cuda:1 --record {folder}/verified.json"
+    )
     assert f"12 entries, 0 with a record of a run that passed, in {folder}" in text
+    assert main(shlex.split(unrecorded.partition("run: gristmill ")[2])) == 0
+    assert Pack.open(folder).verified().keys() == Pack.open(folder).manifest.entries.keys()
 
 
 def test_no_device(machine):
@@ -147,7 +163,7 @@ def test_pack_that_serves_nothing(machine):
     ],
 )
 def test_pack_of_another_time_or_damaged(machine, old, new, problem, fix):
-    manifest = machine.pack("sm90") / "manifest.json"
+    manifest = machine.install("sm90") / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(old, new))
     code, answer, _ = machine(cuda=("sm90",))
     assert code == 1
@@ -156,15 +172,52 @@ def test_pack_of_another_time_or_damaged(machine, old, new, problem, fix):
     assert answer["fixes"] == [fix]
 
 
-@pytest.mark.parametrize("damage", ["object", "records"])
-def test_pack_with_a_damaged_file(machine, damage):
-    folder = machine.pack("sm90")
-    path = next(folder.glob("objects/*")) if damage == "object" else folder / "verified.json"
+def damage(folder, what):
+    path = {"object": next(folder.glob("objects/*")), "records": folder / "verified.json",
+            "manifest": folder / "manifest.json"}[what]  # fmt: skip
     path.write_bytes(b"not what it was")
+    return path
+
+
+@pytest.mark.parametrize("what", ["object", "records", "manifest"])
+def test_pack_with_a_damaged_file(machine, what):
+    path = damage(machine.install("sm90"), what)
     code, answer, _ = machine(cuda=("sm90",))
     assert code == 1
     assert str(path) in devices(answer, "cuda")[0]["problem"]
     assert answer["fixes"] == ["pip install --force-reinstall --no-deps gristmill-sm90"]
+
+
+@pytest.mark.parametrize("what", ["object", "records", "manifest"])
+def test_pip_does_not_mend_what_lies_below_the_pack_path(machine, what):
+    """It is found before the pack that pip would install."""
+    machine.install("sm80")
+    folder = machine.pack("sm80")
+    damage(folder, what)
+    code, answer, _ = machine(cuda=("sm86",))
+    assert code == 1
+    assert answer["fixes"] == [f"gristmill build --arch sm80 --out {folder.parent}; or remove {folder}"]
+
+
+def test_folder_that_cannot_be_read_does_not_hide_the_next(machine, tmp_path, monkeypatch):
+    really = Path.iterdir
+
+    def iterdir(path):
+        if path == tmp_path / "locked":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return really(path)
+
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    folders = [machine.pack("sm90"), machine.install("gfx1201")]
+    monkeypatch.setenv("GRISTMILL_PACK_PATH", f"{locked}:{tmp_path / 'packs'}")
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    code, answer, text = machine(cuda=("sm90",))
+    assert code == 1  # a call would fail as `find_pack` does
+    assert [(pack["folder"], pack["problem"]) for pack in answer["packs"]] == [(str(f), None) for f in folders]
+    assert f"mismatch: packs in {locked} cannot be read: Permission denied" in text
+    assert devices(answer, "cuda")[0]["problem"] == f"{locked}: Permission denied"
+    assert answer["fixes"] == [f"let this process read {locked}, or take it off GRISTMILL_PACK_PATH"]
 
 
 def test_override_that_hides_the_chip(machine):
