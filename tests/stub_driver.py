@@ -75,6 +75,17 @@ def run(library: Path, folder: Path, program: str, **settings: str) -> Calls:
     return calls
 
 
+def skip_where_installed(library: str) -> None:
+    """Skip a test of what happens without a driver's library, on a machine that has it.
+
+    A process of its own looks, as pytest's would keep the library loaded.
+    """
+    program = f"import ctypes; ctypes.CDLL({library!r})"
+    environment = {**os.environ, "LD_LIBRARY_PATH": ""}
+    if subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True).returncode == 0:
+        pytest.skip(f"this machine has {library}")
+
+
 def named(calls: Calls, name: str) -> list[dict[str, str]]:
     """The details of the calls of `name`."""
     return [details for found, details in calls if found == name]
