@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gristmill.csrc.w4a16_cuda_rows import CONDITIONS, MEASURED
 from gristmill.kernels.variant import CxxVariant, PolicyRow
+from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
 
-OP = "w4a16_gemm"
 ARCHES = ("sm80", "sm90")
 SOURCE = "csrc/cuda/w4a16_skinny.cu"
-
-DTYPE_SUFFIX = {"float16": "fp16", "bfloat16": "bf16"}
-KINDS = tuple((dtype, zero_points) for dtype in DTYPE_SUFFIX for zero_points in (False, True))
+SYMBOL = "w4a16_skinny"
 
 # k in one group for sure -> the group sizes that a span of it is right for. With 128 the kernel finds the group by a
 # shift; with 64 and 32 by a multiplication that is exact below K = 2^20.
@@ -21,11 +20,6 @@ SPANS = {
     32: "group_size % 32 == 0 and K < 1048576",
 }
 
-# K % 32: weights are read 16 bytes, 32 values, at a time, and nothing needs to lie behind the last row. Alignment: of
-# those pieces, and of the ones that x is read in.
-CONDITIONS = ("K % 32 == 0", "alignment % 16 == 0")
-
-MEASURED = "measured on NVIDIA H200"
 PREDICTED = "predicted from the same source on NVIDIA H200"
 
 
@@ -117,23 +111,12 @@ def policy(arch: str) -> list[PolicyRow]:
 
 
 def _name(shape: Shape, span: int, dtype: str, zero_points: bool) -> str:
-    return f"w4a16_skinny_{DTYPE_SUFFIX[dtype]}{'_z' if zero_points else ''}_g{span}_{shape.suffix}"
+    return entry_name(SYMBOL, dtype, zero_points, f"g{span}_{shape.suffix}")
 
 
 def _spans(arch: str, shape: Shape) -> tuple[int, ...]:
     """Narrow groups are rarer: they get the shapes that every K can use, not those for one kind of layer."""
     return tuple(SPANS) if shape in _GENERAL[arch] else (128,)
-
-
-def arguments(zero_points: bool) -> tuple[tuple[str, str], ...]:
-    """The arguments of our CUDA kernels, (name, type)."""
-    pointers = ("x", "qweight", "scales", *(("zero_points",) if zero_points else ()), "bias", "out")
-    strides = ("x_row_stride", "qweight_row_stride", "scales_row_stride", "out_row_stride")
-    return (
-        *((name, "pointer") for name in pointers),
-        *((name, "int32") for name in ("M", "N", "K", "group_size")),
-        *((name, "int64") for name in strides),
-    )
 
 
 def _variant(arch: str, shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
@@ -142,7 +125,7 @@ def _variant(arch: str, shape: Shape, span: int, dtype: str, zero_points: bool) 
         name=_name(shape, span, dtype, zero_points),
         op=OP,
         source=SOURCE,
-        symbol="w4a16_skinny",
+        symbol=SYMBOL,
         defines={
             "BF16": int(dtype == "bfloat16"),
             "ZEROS": int(zero_points),

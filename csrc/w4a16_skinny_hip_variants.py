@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gristmill.kernels.variant import CxxVariant, PolicyRow
+from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
 
-OP = "w4a16_gemm"
 ARCHES = ("gfx1151", "gfx1201")
 ORIGIN = "predicted from instruction counts, not measured"
-
-DTYPE_SUFFIX = {"float16": "fp16", "bfloat16": "bf16"}
-KINDS = tuple((dtype, zero_points) for dtype in DTYPE_SUFFIX for zero_points in (False, True))
 
 # One chunk of 32 weights lies in one group, and a shift finds the group.
 POWER_GROUPS = "group_size >= K or " + " or ".join(f"group_size == {2**i}" for i in range(5, 12))
@@ -88,21 +85,11 @@ def policy(arch: str) -> list[PolicyRow]:
 
 
 def _name(kernel: Dot | Wmma, dtype: str, zero_points: bool) -> str:
-    return f"w4a16_skinny_{DTYPE_SUFFIX[dtype]}{'_z' if zero_points else ''}_{kernel.suffix}"
+    return entry_name("w4a16_skinny", dtype, zero_points, kernel.suffix)
 
 
 def _names(kernel: Dot | Wmma) -> tuple[str, ...]:
     return tuple(_name(kernel, dtype, zero_points) for dtype, zero_points in KINDS)
-
-
-def _arguments(zero_points: bool) -> tuple[tuple[str, str], ...]:
-    pointers = ("x", "qweight", "scales", *(("zero_points",) if zero_points else ()), "bias", "out")
-    strides = ("x_row_stride", "qweight_row_stride", "scales_row_stride", "out_row_stride")
-    return (
-        *((name, "pointer") for name in pointers),
-        *((name, "int32") for name in ("M", "N", "K", "group_size")),
-        *((name, "int64") for name in strides),
-    )
 
 
 def _dot(dot: Dot, dtype: str, zero_points: bool) -> CxxVariant:
@@ -122,7 +109,7 @@ def _dot(dot: Dot, dtype: str, zero_points: bool) -> CxxVariant:
             "ZERO_POINTS": int(zero_points),
             "ANY_GROUP": int(dot.any_group),
         },
-        arguments=_arguments(zero_points),
+        arguments=arguments(zero_points),
         block=(32 * dot.waves, 1, 1),
         grid=(f"min(multiprocessor_count, ceil_div(N, {dot.rows}))", "1", "1"),
         # All activations if they fit the device's LDS, else as many steps of K as do: the kernel reads the
@@ -150,7 +137,7 @@ def _wmma(wmma: Wmma, dtype: str, zero_points: bool) -> CxxVariant:
             "BFLOAT16": int(dtype == "bfloat16"),
             "ZERO_POINTS": int(zero_points),
         },
-        arguments=_arguments(zero_points),
+        arguments=arguments(zero_points),
         block=(32 * wmma.waves, 1, 1),
         grid=(f"ceil_div(N, {16 * wmma.columns})", "1", "1"),
         dynamic_shared_bytes="0",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gristmill.csrc.w4a16_skinny_cuda_variants import CONDITIONS, DTYPE_SUFFIX, KINDS, MEASURED, OP, arguments
+from gristmill.csrc.w4a16_cuda_rows import CONDITIONS, MEASURED
 from gristmill.kernels.variant import CxxVariant, PolicyRow
+from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
 
 ARCH = "sm90"
 SOURCE = "csrc/cuda/w4a16_wgmma.cu"
+SYMBOL = "w4a16_wgmma"
 
 # k in one group for sure -> the group sizes that a span of it is right for. The kernel finds the group by a
 # multiplication that is exact below K = 2^20.
@@ -97,7 +99,7 @@ def policy(arch: str) -> list[PolicyRow]:
 
 
 def _name(shape: Shape, span: int, dtype: str, zero_points: bool) -> str:
-    return f"w4a16_wgmma_{DTYPE_SUFFIX[dtype]}{'_z' if zero_points else ''}_g{span}_{shape.suffix}"
+    return entry_name(SYMBOL, dtype, zero_points, f"g{span}_{shape.suffix}")
 
 
 def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
@@ -105,7 +107,7 @@ def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVaria
         name=_name(shape, span, dtype, zero_points),
         op=OP,
         source=SOURCE,
-        symbol="w4a16_wgmma",
+        symbol=SYMBOL,
         defines={
             "BF16": int(dtype == "bfloat16"),
             "ZEROS": int(zero_points),

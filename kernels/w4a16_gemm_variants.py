@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gristmill.kernels.variant import PolicyRow, TritonVariant
+from gristmill.kernels.w4a16_rows import DTYPE_SUFFIX, KINDS, OP, arguments, entry_name
 
-OP = "w4a16_gemm"
 MODULE = "gristmill.kernels.w4a16_gemm"
 FUNCTION = "w4a16_gemm"
 ARCHES = ("gfx1151", "gfx1201", "sm80", "sm90")
 WARP_SIZE = 32  # on all of them
 
-TRITON_DTYPE = {"float16": "fp16", "bfloat16": "bf16"}
+TRITON_INTEGERS = {"int32": "i32", "int64": "i64"}
 
 # What 16-byte accesses need: pointers in bytes, strides in elements, K and N so that a mask never cuts an
 # access.
@@ -46,11 +46,11 @@ class Tile:
     narrowest_group: int = 32
     unroll: int = 1
     aligned: bool = True
-    dtypes: tuple[str, ...] = tuple(TRITON_DTYPE)
+    dtypes: tuple[str, ...] = tuple(DTYPE_SUFFIX)
 
     @property
     def kinds(self) -> list[tuple[str, bool]]:
-        return [(dtype, zero_points) for dtype in self.dtypes for zero_points in (False, True)]
+        return [(dtype, zero_points) for dtype, zero_points in KINDS if dtype in self.dtypes]
 
     @property
     def scales(self) -> int:
@@ -106,18 +106,16 @@ def policy(arch: str) -> list[PolicyRow]:
 
 
 def _name(tile: Tile, dtype: str, zero_points: bool) -> str:
-    return f"{OP}_{TRITON_DTYPE[dtype]}{'_z' if zero_points else ''}_{tile.suffix}"
+    return entry_name(FUNCTION, dtype, zero_points, tile.suffix)
+
+
+def _triton_type(name: str, type_: str, dtype: str) -> str:
+    if type_ == "pointer":
+        return "*i32" if name == "qweight" else f"*{DTYPE_SUFFIX[dtype]}"
+    return TRITON_INTEGERS[type_]
 
 
 def _variant(arch: str, tile: Tile, dtype: str, zero_points: bool) -> TritonVariant:
-    pointer = f"*{TRITON_DTYPE[dtype]}"
-    signature = {
-        "x": pointer, "qweight": "*i32", "scales": pointer, "zero_points": pointer, "bias": pointer,
-        "out": pointer,
-        "M": "i32", "N": "i32", "K": "i32", "group_size": "i32",
-        "x_row_stride": "i64", "qweight_row_stride": "i64", "scales_row_stride": "i64",
-        "out_row_stride": "i64",
-    }  # fmt: skip
     constexprs: dict[str, object] = {
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
@@ -129,7 +127,6 @@ def _variant(arch: str, tile: Tile, dtype: str, zero_points: bool) -> TritonVari
         "RDNA": arch.startswith("gfx"),
     }
     if not zero_points:
-        del signature["zero_points"]
         constexprs["zero_points"] = None
     # RDNA has no bfloat16 arithmetic: there (q - z) * s is computed in float32 and rounded once at most.
     float32_unpack = arch.startswith("gfx") and dtype == "bfloat16"
@@ -138,7 +135,7 @@ def _variant(arch: str, tile: Tile, dtype: str, zero_points: bool) -> TritonVari
         op=OP,
         module=MODULE,
         function=FUNCTION,
-        signature=signature,
+        signature={name: _triton_type(name, type_, dtype) for name, type_ in arguments(zero_points)},
         constexprs=constexprs,
         divisibility=ALIGNED if tile.aligned else {},
         num_warps=tile.num_warps,
