@@ -1,7 +1,7 @@
 """Runs the HIP decode kernels in the emulator: what their tests share.
 
 As a program it runs every variant on many problems and prints the worst error over bound of each, then the
-instruction counts that csrc/w4a16_skinny_hip_variants.py keeps: `python tests/hip_kernels.py [sweep|counts]
+instruction counts that csrc/w4a16_skinny_hip_counts.py keeps: `python tests/hip_kernels.py [sweep|counts]
 [ARCH ...]`.
 """
 
@@ -217,15 +217,24 @@ def sweep_cases(row: CxxVariant) -> list[Case]:
     return [case for case in cases if accepts(row, case)]
 
 
+def print_counts(archs: list[str]) -> None:
+    """As the table COUNTS has them."""
+    for arch in archs:
+        print(f'    "{arch}": {{')
+        for row in rows.variants(arch):
+            print(f'        "{row.name}": Counts{counts(arch, row.name)},', flush=True)
+        print("    },")
+
+
 def main(arguments: list[str]) -> int:
     what = arguments[0] if arguments else "sweep"
     archs = arguments[1:] or list(rows.ARCHES)
+    if what == "counts":
+        print_counts(archs)
+        return 0
     failed = 0
     for arch in archs:
         for row in rows.variants(arch):
-            if what == "counts":
-                print(f"    ({arch!r}, {row.name!r}): Counts{counts(arch, row.name)},", flush=True)
-                continue
             cases = sweep_cases(row)
             worst = max(run(arch, row.name, case).worst for case in cases)
             failed += worst > 1

@@ -234,7 +234,7 @@ class Shell:
         path = os.pathsep.join(filter(None, [str(self.site or ""), str(TESTS)]))
         command = ["env", f"PYTHONPATH={path}", sys.executable, "-c", program, *words[1:]]
         found = self._process(command, {})
-        assert re.fullmatch(rf"\s*\('{words[2]}', 'w4a16_\w+'\): Counts\([\d., ]+\),\s*", found), found
+        assert re.fullmatch(rf'\s*"{words[2]}": {{\s*"w4a16_\w+": Counts\([\d., ]+\),\s*}},\s*', found), found
         return found
 
     def _export(self, words: list[str]) -> str:

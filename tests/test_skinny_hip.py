@@ -10,6 +10,7 @@ import pytest
 from gristmill.aot.code_object import read_facts
 from gristmill.arrays import numpy_dtype
 from gristmill.csrc import w4a16_skinny_hip_variants as rows
+from gristmill.csrc.w4a16_skinny_hip_counts import COUNTS, PARTS, Counts, weight_bytes
 from gristmill.formula import Formula
 from gristmill.packed_weight import dequantize, pack
 from hip_kernels import Case, accepts, compiled, counts, random_weight, run, sweep_cases, variant
@@ -229,27 +230,27 @@ def test_lanes_are_summed_before_any_is_switched_off():
 
 @pytest.mark.parametrize(("arch", "name"), [("gfx1151", "w4a16_skinny_bf16_m4"), ("gfx1201", WMMA)])
 def test_counts_are_those_of_the_kernels(arch, name):
-    kept = rows.COUNTS[arch][name]
-    found = rows.Counts(*counts(arch, name))
+    kept = COUNTS[arch][name]
+    found = Counts(*counts(arch, name))
     assert found.valu == pytest.approx(kept.valu, rel=0.03)
     assert (found.wmma, found.lds, found.global_memory) == (kept.wmma, kept.lds, kept.global_memory)
 
 
 def test_every_row_has_counts():
     for arch in ARCHS:
-        assert list(rows.COUNTS[arch]) == [row.name for row in rows.variants(arch)]
+        assert list(COUNTS[arch]) == [row.name for row in rows.variants(arch)]
 
 
 @every_arch
 def test_memory_binds_up_to_eight_tokens_by_count(arch):
-    device = rows.DEVICES[arch]
+    part = PARTS[arch]
     for row in rows.variants(arch):
         if "TOKENS" in row.defines:
-            found = rows.COUNTS[arch][row.name]
-            read = rows.weight_bytes(128, row.zero_points)
+            found = COUNTS[arch][row.name]
+            read = weight_bytes(128, row.zero_points)
             limit = 0.6 if row.defines["TOKENS"] <= 4 else 1
-            assert device.issue_over_memory(found, read) < limit, row.name
-            assert device.lds_over_memory(found, read) < limit, row.name
+            assert part.issue_over_memory(found, read) < limit, row.name
+            assert part.lds_over_memory(found, read) < limit, row.name
 
 
 def _waits_in_ring(assembly: str) -> list[int]:

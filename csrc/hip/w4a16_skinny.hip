@@ -22,7 +22,7 @@
 // that meets a weight of zero is NaN, as in the reference; an overflow of the output is an infinity.
 //
 // What binds, by count. VALU instructions a weight and lane in the main loop, executed in the emulator, gfx1151 (gfx1201
-// within 10 %; all rows in ../w4a16_skinny_hip_variants.py):
+// within 10 %; all rows in ../w4a16_skinny_hip_counts.py):
 //     tokens            1     2     3     4     6     8        128-bit LDS reads: tokens / 16
 //     fp16            1.8   2.3   2.9   3.4   4.4   5.4
 //     fp16, zeros     2.4   3.0   3.5   3.9   5.0   6.0
