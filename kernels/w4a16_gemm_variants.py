@@ -75,9 +75,13 @@ class Tile:
     @property
     def suffix(self) -> str:
         parts = [f"{self.block_m}x{self.block_n}x{self.block_k}", f"w{self.num_warps}", f"s{self.num_stages}"]
-        parts += [f"u{self.unroll}"] * (self.unroll > 1)
-        parts += [f"g{self.block_k // self.scales}"] * self.scale_weights
-        return "_".join(parts + ["unaligned"] * (not self.aligned))
+        if self.unroll > 1:
+            parts.append(f"u{self.unroll}")
+        if self.scale_weights:
+            parts.append(f"g{self.block_k // self.scales}")
+        if not self.aligned:
+            parts.append("unaligned")
+        return "_".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +132,9 @@ def _variant(arch: str, tile: Tile, dtype: str, zero_points: bool) -> TritonVari
     }
     if not zero_points:
         constexprs["zero_points"] = None
-    # RDNA has no bfloat16 arithmetic: there (q - z) * s is computed in float32 and rounded once at most.
-    float32_unpack = arch.startswith("gfx") and dtype == "bfloat16"
+    unpack_roundings = zero_points + tile.scale_weights  # q - z, then (q - z) * s
+    if arch.startswith("gfx") and dtype == "bfloat16":
+        unpack_roundings = min(unpack_roundings, 1)  # RDNA has no bfloat16 arithmetic: both in float32, rounded once
     return TritonVariant(
         name=_name(tile, dtype, zero_points),
         op=OP,
@@ -144,7 +149,7 @@ def _variant(arch: str, tile: Tile, dtype: str, zero_points: bool) -> TritonVari
         dtype=dtype,
         zero_points=zero_points,
         conditions=tile.conditions,
-        roundings=1 + (max if float32_unpack else sum)((zero_points, tile.scale_weights)),
+        roundings=unpack_roundings + 1,  # and the output's
         weights_in_dtype=tile.scale_weights,
         options={"enable_fp_fusion": True},
     )
