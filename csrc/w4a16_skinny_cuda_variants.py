@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gristmill.csrc.w4a16_cuda_rows import CONDITIONS, MEASURED
+from gristmill.csrc.w4a16_cuda_rows import CONDITIONS, MEASURED, clusters_at_once
 from gristmill.kernels.variant import CxxVariant, PolicyRow
 from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
 
@@ -66,8 +66,7 @@ class Shape:
             # A block takes a KiB beside its own, and so does the limit of one block.
             fitting = f"(lds_bytes + 1024) // ({self.shared_bytes(span, zero_points)} + 1024)"
             blocks += f" * min({self.blocks}, {fitting})"
-        # A cluster lies within a GPC, whose multiprocessors are no multiple of four: of 132, 120 can be used.
-        clusters = {1: blocks, 2: f"{blocks} // 2"}.get(self.cluster, f"{blocks} * 15 // {16 * self.cluster}")
+        clusters = clusters_at_once(self.cluster, blocks)
         factor = f"{self.cluster} * " if self.cluster > 1 else ""
         return f"{factor}min(ceil_div(N, {self.rows}), {clusters})", f"ceil_div(M, {self.tokens})", "1"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gristmill.csrc.w4a16_cuda_rows import CONDITIONS, MEASURED
+from gristmill.csrc.w4a16_cuda_rows import CONDITIONS, MEASURED, clusters_at_once
 from gristmill.kernels.variant import CxxVariant, PolicyRow
 from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
 
@@ -16,8 +16,8 @@ SYMBOL = "w4a16_wgmma"
 # multiplication that is exact below K = 2^20.
 SPANS = {span: f"(group_size >= K or group_size % {span} == 0) and K < 1048576" for span in (128, 32)}
 
-SHARED_BYTES = 232448  # that a block can have
-MOST_SLOTS = 16
+SHARED_BYTES = 232448  # that a block can have: the opt-in limit of compute capability 9.0, 227 KiB
+MOST_SLOTS = 16  # for chunks of x
 UNIT = 256  # k that a warp copies at a time
 
 
@@ -54,15 +54,18 @@ class Shape:
         return min(MOST_SLOTS, room)
 
     def shared_bytes(self, span: int, zero_points: bool) -> str:
-        """Formula of the dynamic shared memory; see the kernel's header."""
+        """Formula of the dynamic shared memory: the kernel's header, with the barriers of MOST_SLOTS slots.
+
+        X_SLOTS follows from what is left beside them.
+        """
         units = f"ceil_div(ceil_div(K, {UNIT}), {self.cluster})"
         slots = f"min({self.x_slots(span, zero_points)}, 2 * {units})"
         return f"{256 * self.tokens} * {slots} + {self.other_bytes(span, zero_points)}"
 
     @property
     def grid(self) -> tuple[str, str, str]:
-        """One block on each multiprocessor; of 132, clusters of four can use 120."""
-        clusters = {2: "multiprocessor_count // 2", 4: "multiprocessor_count * 15 // 64"}[self.cluster]
+        """As many clusters as run at once, a block on a multiprocessor: each takes tile after tile of rows."""
+        clusters = clusters_at_once(self.cluster)
         return f"{self.cluster} * min(ceil_div(N, {self.rows}), {clusters})", f"ceil_div(M, {self.tokens})", "1"
 
 
