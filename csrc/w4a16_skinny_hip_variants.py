@@ -30,6 +30,7 @@ class Dot:
     rows: int = 2
     depth: int = 4
     waves: int = 16
+    waves_per_simd: int = 8  # that registers are to allow: two blocks on a multiprocessor
     any_group: bool = False
 
     @property
@@ -46,14 +47,15 @@ class Dot:
 class Wmma:
     """A specialisation of w4a16_skinny_wmma.hip."""
 
-    tiles: int  # of 16 tokens
+    token_tiles: int  # of 16 tokens
     columns: int = 2  # tiles of 16 output columns
     depth: int = 4
     waves: int = 8
+    waves_per_simd: int = 6  # that registers are to allow: three blocks on a multiprocessor
 
     @property
     def suffix(self) -> str:
-        return f"wmma_m{16 * self.tiles}"
+        return f"wmma_m{16 * self.token_tiles}"
 
 
 # M = 5 and 7 run in the code for 6 and 8: a token that is not there costs dot products, and those do not
@@ -80,7 +82,7 @@ def policy(arch: str) -> list[PolicyRow]:
     for dot in DOTS:
         general = next(other for other in ANY_GROUP_DOTS if other.tokens >= dot.tokens)
         rules.append(PolicyRow(f"M <= {dot.tokens}", (*_names(dot), *_names(general)), ORIGIN))
-    return rules + [PolicyRow(f"M <= {16 * wmma.tiles}", _names(wmma), ORIGIN) for wmma in WMMAS]
+    return rules + [PolicyRow(f"M <= {16 * wmma.token_tiles}", _names(wmma), ORIGIN) for wmma in WMMAS]
 
 
 def _name(kernel: Dot | Wmma, dtype: str, zero_points: bool) -> str:
@@ -104,8 +106,9 @@ def _dot(dot: Dot, dtype: str, zero_points: bool) -> CxxVariant:
             "ROWS": dot.rows,
             "DEPTH": dot.depth,
             "WAVES": dot.waves,
-            "BFLOAT16": int(dtype == "bfloat16"),
-            "ZERO_POINTS": int(zero_points),
+            "WAVES_PER_SIMD": dot.waves_per_simd,
+            "BF16": int(dtype == "bfloat16"),
+            "ZEROS": int(zero_points),
             "ANY_GROUP": int(dot.any_group),
         },
         arguments=arguments(zero_points),
@@ -129,12 +132,13 @@ def _wmma(wmma: Wmma, dtype: str, zero_points: bool) -> CxxVariant:
         source="csrc/hip/w4a16_skinny_wmma.hip",
         symbol="w4a16_skinny_wmma",
         defines={
-            "TILES": wmma.tiles,
+            "TOKEN_TILES": wmma.token_tiles,
             "COLUMNS": wmma.columns,
             "DEPTH": wmma.depth,
             "WAVES": wmma.waves,
-            "BFLOAT16": int(dtype == "bfloat16"),
-            "ZERO_POINTS": int(zero_points),
+            "WAVES_PER_SIMD": wmma.waves_per_simd,
+            "BF16": int(dtype == "bfloat16"),
+            "ZEROS": int(zero_points),
         },
         arguments=arguments(zero_points),
         block=(32 * wmma.waves, 1, 1),
@@ -142,7 +146,7 @@ def _wmma(wmma: Wmma, dtype: str, zero_points: bool) -> CxxVariant:
         dynamic_shared_bytes="0",
         dtype=dtype,
         zero_points=zero_points,
-        conditions=(f"M <= {16 * wmma.tiles}", "K >= 32", "K % 8 == 0", "alignment % 4 == 0", POWER_GROUPS),
+        conditions=(f"M <= {16 * wmma.token_tiles}", "K >= 32", "K % 8 == 0", "alignment % 4 == 0", POWER_GROUPS),
         roundings=ROUNDINGS[zero_points],
         weights_in_dtype=False,
     )

@@ -165,9 +165,9 @@ def counts(arch: str, name: str) -> tuple[float, float, float, float]:
     By differences between launches, so that what happens once a launch or once a row of K is left out.
     """
     row = variant(arch, name)
-    if "TILES" in row.defines:
+    if "TOKEN_TILES" in row.defines:
         turn = 32 * row.defines["WAVES"] * row.defines["DEPTH"]
-        case = Case(16 * row.defines["TILES"], 16 * row.defines["COLUMNS"], 2 * turn, 32, bias=False)
+        case = Case(16 * row.defines["TOKEN_TILES"], 16 * row.defines["COLUMNS"], 2 * turn, 32, bias=False)
         few, many = run(arch, name, case).report, run(arch, name, replace(case, K=4 * turn)).report
         weights = case.N * 2 * turn / 32
         change = lambda kind: many.instructions.get(kind, 0) - few.instructions.get(kind, 0)  # noqa: E731
@@ -200,8 +200,8 @@ SIZES = {  # N, K, group size
 
 
 def sweep_cases(row: CxxVariant) -> list[Case]:
-    most = row.defines.get("TOKENS") or 16 * row.defines["TILES"]
-    least = max(1, most - 15 if "TILES" in row.defines else most - 1)
+    most = row.defines.get("TOKENS") or 16 * row.defines["TOKEN_TILES"]
+    least = max(1, most - 15 if "TOKEN_TILES" in row.defines else most - 1)
     sizes = itertools.chain.from_iterable(SIZES.values())
     cases = [
         Case(M, N, K, g, bias=bool((N + K) % 2), x_padding=pad, x_offset=offset)

@@ -8,6 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gristmill.aot.code_object import read_facts
+from gristmill.aot.compile_hip import compile_variant
+from gristmill.aot.errors import CompileError
+from gristmill.aot.targets import find_target
 from gristmill.arrays import numpy_dtype
 from gristmill.csrc import w4a16_skinny_hip_variants as rows
 from gristmill.csrc.w4a16_skinny_hip_counts import COUNTS, PARTS, Counts, weight_bytes
@@ -62,7 +65,7 @@ def test_lds_plan_never_exceeds_the_device():
                     case = Case(1, 16, K, lds_bytes=lds_bytes)
                     if accepts(row, case):
                         assert plan(case.names) <= lds_bytes
-                        assert plan(case.names) > 0 or "TILES" in row.defines
+                        assert plan(case.names) > 0 or "TOKEN_TILES" in row.defines
 
 
 @every_arch
@@ -176,8 +179,17 @@ def test_number_of_blocks_does_not_change_a_bit():
 
 # --- Code objects -------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("name", [DOT, WMMA])
+def test_a_macro_that_a_row_lacks_fails_the_compilation(name):
+    row = variant("gfx1151", name)
+    for macro in row.defines:
+        others = {other: value for other, value in row.defines.items() if other != macro}
+        with pytest.raises(CompileError, match=macro):
+            compile_variant(replace(row, defines=others), find_target("gfx1151"))
+
+
 REGISTERS_PER_SIMD = 1536  # of a lane, wave32, on both archs
-PLANNED_WAVES = {"w4a16_skinny": 8, "w4a16_skinny_wmma": 6}
 
 
 @every_arch
@@ -188,7 +200,7 @@ def test_registers_fit_the_planned_occupancy_and_nothing_spills(arch, name):
     assert facts.resources["spills"] == 0
     assert facts.resources["scalar_spills"] == 0
     granules = -(-facts.resources["registers"] // 24) * 24
-    assert granules * PLANNED_WAVES[built.symbol] <= REGISTERS_PER_SIMD
+    assert granules * variant(arch, name).defines["WAVES_PER_SIMD"] <= REGISTERS_PER_SIMD
     assert facts.resources["code_bytes"] <= 32768, "the instruction cache of a multiprocessor"
     assert "scratch_" not in built.assembly
 

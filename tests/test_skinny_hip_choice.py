@@ -24,7 +24,7 @@ def entry_of(row) -> Entry:
         arguments=tuple(Argument(*argument) for argument in row.arguments),
         grid=tuple(Formula(text) for text in row.grid),
         block=row.block,
-        static_shared_bytes=columns and 1024 * columns * row.defines["TILES"] * row.defines["WAVES"],
+        static_shared_bytes=columns and 1024 * columns * row.defines["TOKEN_TILES"] * row.defines["WAVES"],
         dynamic_shared_bytes=Formula(row.dynamic_shared_bytes),
         needs=Needs(row.dtype, row.zero_points, tuple(Formula(text) for text in row.conditions)),
         roundings=row.roundings,

@@ -2,12 +2,13 @@
 //
 //   x, out       fp16 or bf16, row-major, rows of any stride and alignment
 //   qweight      layout k8x, 8 values a word, [N, ceil(K/8)]; see k8x.h
-//   scales       [N, num_groups] in the dtype of x; zero_points the same with ZERO_POINTS, else the zero is 8
+//   scales       [N, num_groups] in the dtype of x; zero_points the same with ZEROS, else the zero is 8
 //   bias         [N] in the dtype of x, or null
 //
 // Grid: any number of blocks; one per multiprocessor (a pair of compute units) is meant. Block: WAVES waves of 32.
 // LDS: as many steps of TOKENS * 2048 bytes as the launch gives, one at least (see "Activations").
-// Needs M <= TOKENS, K >= 32 and a group size that GROUP_RULE covers. Takes any N >= 1 and any K from there.
+// Needs M <= TOKENS, K >= 32 and a group size that is K or more, or 32, 64, 128, ... (with ANY_GROUP any multiple of 8,
+// and K < 2^19). Takes any N >= 1 and any K from there.
 //
 // How it works. Reading the weights once is all that counts at small M, so each wave streams whole rows of qweight:
 // a lane's 16-byte load is 32 weights, a wave's load 1024 weights in 512 consecutive bytes, called a step. A wave keeps
@@ -34,34 +35,20 @@
 
 #include "k8x.h"
 
-#ifndef TOKENS
-#define TOKENS 1  // tokens that the code holds; M may be less
-#endif
-#ifndef ROWS
-#define ROWS 2  // output rows of a wave
-#endif
-#ifndef DEPTH
-#define DEPTH 4  // steps in flight, each of ROWS 128-bit loads a lane
-#endif
-#ifndef WAVES
-#define WAVES 16  // of a block
-#endif
-#ifndef WAVES_PER_SIMD
-#define WAVES_PER_SIMD 8  // occupancy that registers are to allow: two blocks on a multiprocessor
-#endif
-#ifndef BFLOAT16
-#define BFLOAT16 0
-#endif
-#ifndef ZERO_POINTS
-#define ZERO_POINTS 0
-#endif
-#ifndef ANY_GROUP
-#define ANY_GROUP 0  // 0: group size 32, 64, 128, ... or one group; 1: any multiple of 8, a scale for each word
-#endif
+// Macros, all of them from the row:
+//   TOKENS          that the code holds; M may be less
+//   ROWS            output rows of a wave
+//   DEPTH           steps in flight, each of ROWS 128-bit loads a lane
+//   WAVES           of a block
+//   WAVES_PER_SIMD  occupancy that registers are to allow
+//   BF16            bfloat16 instead of float16
+//   ZEROS           zero points are given; else all are 8
+//   ANY_GROUP       0: group size 32, 64, 128, ... or one group; 1: any multiple of 8, a scale for each word
+#pragma clang diagnostic error "-Wundef"  // one that is missing would read as 0 and build another kernel
 
 namespace {
 
-#if BFLOAT16
+#if BF16
 typedef Bfloat Format;
 #else
 typedef Half Format;
@@ -207,7 +194,7 @@ DEVICE void load(const Problem& p, const Cursor& cursor, int lane, bool any_left
     const u32 offset = 2 * (ANY_GROUP ? group_of_word(p, word + i) : group_of_chunk(p, chunk));
     for (int r = 0; r < ROWS; ++r) {
       slot.scale[r][i] = *at_byte<u16>(cursor.scales[r], offset);
-      if (ZERO_POINTS) slot.zero[r][i] = *at_byte<u16>(cursor.zero_points[r], offset);
+      if (ZEROS) slot.zero[r][i] = *at_byte<u16>(cursor.zero_points[r], offset);
     }
   }
   // Loaded with every step: a load when the row ends would come last and wait for the whole ring. Without a bias any
@@ -226,10 +213,10 @@ DEVICE void multiply(const Slot& slot, const char* activations, float (&acc)[OUT
     for (int r = 0; r < ROWS; ++r) {
       if (i < SCALES) {
         scale[r] = Format::to_float(taken_here(slot.scale[r][i]));
-        if (ZERO_POINTS) zero[r] = Format::zero(taken_here(slot.zero[r][i]));
+        if (ZEROS) zero[r] = Format::zero(taken_here(slot.zero[r][i]));
       }
       Pair w[4];
-      Format::unpack<ZERO_POINTS>(slot.words[r][i], zero[r], w);
+      Format::unpack<ZEROS>(slot.words[r][i], zero[r], w);
       for (int m = 0; m < TOKENS; ++m) {
         float& total = sum[m * ROWS + r];
         for (int j = 0; j < 4; ++j) total = Format::dot(w[j], piece[m].pair[j], total);
@@ -287,13 +274,13 @@ DEVICE void finish(const Problem& p, int tile, int lane, u32 bias, float (&acc)[
 KERNEL __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS), amdgpu_waves_per_eu(WAVES_PER_SIMD)))
 void w4a16_skinny(
     const u16* x, const u32* qweight, const u16* scales,
-#if ZERO_POINTS
+#if ZEROS
     const u16* zero_points,
 #endif
     const u16* bias, u16* out, int M, int N, int K, int group_size,
     long x_row_stride, long qweight_row_stride, long scales_row_stride, long out_row_stride) {
 // clang-format on
-#if !ZERO_POINTS
+#if !ZEROS
   const u16* zero_points = nullptr;
 #endif
   const Launch launch = launch_of_kernel<THREADS>();

@@ -1,12 +1,14 @@
-// W4A16 GEMM for 9 to 32 tokens on RDNA3.5 and RDNA4: out[M,N] = x[M,K] @ ((q - z) * s)[N,K]^T + bias, M <= 16 * TILES
+// W4A16 GEMM for 9 to 32 tokens on RDNA3.5 and RDNA4: out[M,N] = x[M,K] @ ((q - z) * s)[N,K]^T + bias
 //
 //   x, out       fp16 or bf16, row-major; rows of x at multiples of 4 bytes
 //   qweight      layout k8x, 8 values a word, [N, ceil(K/8)]; see k8x.h
-//   scales       [N, num_groups] in the dtype of x; zero_points the same with ZERO_POINTS, else the zero is 8
+//   scales       [N, num_groups] in the dtype of x; zero_points the same with ZEROS, else the zero is 8
 //   bias         [N] in the dtype of x, or null
 //
-// Grid: ceil(N / (16 * COLUMNS)) blocks. Block: WAVES waves of 32, which split K. LDS: WAVES * COLUMNS * TILES KiB.
-// Needs M <= 16 * TILES, K >= 32, K % 8 == 0, a group size of 32, 64, 128, ... (a power of two) or one group for all of K.
+// Grid: ceil(N / (16 * COLUMNS)) blocks. Block: WAVES waves of 32, which split K.
+// LDS: WAVES * COLUMNS * TOKEN_TILES KiB.
+// Needs M <= 16 * TOKEN_TILES, K >= 32, K % 8 == 0, a group size of 32, 64, 128, ... (a power of two) or one group for
+// all of K.
 //
 // How it works. One WMMA multiplies 16 tokens by 16 output columns over 16 of K. Tokens are operand A, weights operand
 // B, so a lane has one output column throughout: one row of qweight, one scale, one zero point, and eight sums that are
@@ -28,31 +30,19 @@
 
 #include "k8x.h"
 
-#ifndef TILES
-#define TILES 1  // of 16 tokens
-#endif
-#ifndef COLUMNS
-#define COLUMNS 2  // tiles of 16 output columns of a wave
-#endif
-#ifndef DEPTH
-#define DEPTH 4  // chunks in flight
-#endif
-#ifndef WAVES
-#define WAVES 8  // of a block
-#endif
-#ifndef WAVES_PER_SIMD
-#define WAVES_PER_SIMD 6  // occupancy that registers are to allow: three blocks on a multiprocessor
-#endif
-#ifndef BFLOAT16
-#define BFLOAT16 0
-#endif
-#ifndef ZERO_POINTS
-#define ZERO_POINTS 0
-#endif
+// Macros, all of them from the row:
+//   TOKEN_TILES     tiles of 16 tokens
+//   COLUMNS         tiles of 16 output columns of a wave
+//   DEPTH           chunks in flight
+//   WAVES           of a block
+//   WAVES_PER_SIMD  occupancy that registers are to allow
+//   BF16            bfloat16 instead of float16
+//   ZEROS           zero points are given; else all are 8
+#pragma clang diagnostic error "-Wundef"  // one that is missing would read as 0 and build another kernel
 
 namespace {
 
-#if BFLOAT16
+#if BF16
 typedef Bfloat Format;
 #else
 typedef Half Format;
@@ -92,7 +82,7 @@ DEVICE f32x8 wmma(BfloatFragment a, BfloatFragment b, f32x8 c) {
 #error "WMMA of this architecture is not known here"
 #endif
 
-#if BFLOAT16
+#if BF16
 typedef BfloatFragment Fragment;
 #else
 typedef HalfFragment Fragment;
@@ -102,7 +92,8 @@ constexpr int WMMAS = 2;                                  // of a chunk
 constexpr int FRAGMENT_WORDS = LANE_WORDS / WMMAS;
 constexpr int CHUNK_WORDS = 4;
 constexpr int SUMS = 8;                                   // of a lane and a tile
-constexpr int OUTPUTS = COLUMNS * TILES * SUMS;           // of a lane: (column tile * TILES + token tile) * SUMS + i
+// Of a lane, in the order (column tile * TOKEN_TILES + token tile) * SUMS + i.
+constexpr int OUTPUTS = COLUMNS * TOKEN_TILES * SUMS;
 constexpr int THREADS = WAVES * WAVE;
 
 typedef u32 LaneWords __attribute__((ext_vector_type(LANE_WORDS), aligned(4)));
@@ -112,7 +103,7 @@ struct ActivationFragment { u32x4 piece[FRAGMENT_WORDS]; };
 // One chunk of all rows and tokens of the wave, in registers.
 struct Slot {
   LaneWords words[COLUMNS];
-  ActivationFragment x[TILES][WMMAS];
+  ActivationFragment x[TOKEN_TILES][WMMAS];
   u32 scale[COLUMNS];  // 16 bits each; as wide as a register, so that they stay where they were loaded
   u32 zero[COLUMNS];
 };
@@ -122,7 +113,7 @@ struct Rows {
   const u32* qweight[COLUMNS];
   const u16* scales[COLUMNS];
   const u16* zero_points[COLUMNS];
-  const u16* x[TILES];
+  const u16* x[TOKEN_TILES];
 };
 
 // K % 32 != 0: the last chunk is moved back to end with the row (see w4a16_skinny.hip), and repeats words.
@@ -132,20 +123,20 @@ DEVICE void load(const Rows& rows, int chunk, int words, int group_shift, Slot& 
   const int word = first_word(chunk, words), group = chunk >> group_shift;
   for (int c = 0; c < COLUMNS; ++c)
     slot.words[c] = __builtin_nontemporal_load(reinterpret_cast<const LaneWords*>(rows.qweight[c] + word));
-  for (int t = 0; t < TILES; ++t)
+  for (int t = 0; t < TOKEN_TILES; ++t)
     for (int j = 0; j < LANE_WORDS; ++j)
       slot.x[t][j / FRAGMENT_WORDS].piece[j % FRAGMENT_WORDS] =
           *reinterpret_cast<const u32x4_at_word*>(rows.x[t] + 8 * (word + j));
   for (int c = 0; c < COLUMNS; ++c) {
     slot.scale[c] = rows.scales[c][group];
-    if (ZERO_POINTS) slot.zero[c] = rows.zero_points[c][group];
+    if (ZEROS) slot.zero[c] = rows.zero_points[c][group];
   }
 }
 
 // Words that the moved chunk shares with the one before must count once: their activations become zero.
 DEVICE void drop_repeated(Slot& slot, int chunk, int words, int lane) {
   const int repeated = chunk * CHUNK_WORDS - first_word(chunk, words) - first_lane_word(lane);
-  for (int t = 0; t < TILES; ++t)
+  for (int t = 0; t < TOKEN_TILES; ++t)
     for (int j = 0; j < LANE_WORDS; ++j)
       if (j < repeated) slot.x[t][j / FRAGMENT_WORDS].piece[j % FRAGMENT_WORDS] = 0;
 }
@@ -153,19 +144,19 @@ DEVICE void drop_repeated(Slot& slot, int chunk, int words, int lane) {
 // acc += the products of one chunk.
 DEVICE void multiply(const Slot& slot, float (&acc)[OUTPUTS]) {
   for (int c = 0; c < COLUMNS; ++c) {
-    const auto zero = Format::zero(ZERO_POINTS ? taken_here(slot.zero[c]) : 0);
+    const auto zero = Format::zero(ZEROS ? taken_here(slot.zero[c]) : 0);
     const float scale = Format::to_float(taken_here(slot.scale[c]));
-    f32x8 sum[TILES] = {};
+    f32x8 sum[TOKEN_TILES] = {};
     for (int j = 0; j < WMMAS; ++j) {
       WeightFragment w;
       for (int i = 0; i < FRAGMENT_WORDS; ++i)
-        Format::unpack<ZERO_POINTS>(slot.words[c][j * FRAGMENT_WORDS + i], zero, w.pair[i]);
-      for (int t = 0; t < TILES; ++t)
+        Format::unpack<ZEROS>(slot.words[c][j * FRAGMENT_WORDS + i], zero, w.pair[i]);
+      for (int t = 0; t < TOKEN_TILES; ++t)
         sum[t] = wmma(__builtin_bit_cast(Fragment, slot.x[t][j]), __builtin_bit_cast(Fragment, w), sum[t]);
     }
-    for (int t = 0; t < TILES; ++t)
+    for (int t = 0; t < TOKEN_TILES; ++t)
       for (int i = 0; i < SUMS; ++i) {
-        float& total = acc[(c * TILES + t) * SUMS + i];
+        float& total = acc[(c * TOKEN_TILES + t) * SUMS + i];
         total = __builtin_fmaf(sum[t][i], scale, total);
       }
   }
@@ -179,13 +170,13 @@ SHARED float sums[WAVES][OUTPUTS][WAVE];
 KERNEL __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS), amdgpu_waves_per_eu(WAVES_PER_SIMD)))
 void w4a16_skinny_wmma(
     const u16* x, const u32* qweight, const u16* scales,
-#if ZERO_POINTS
+#if ZEROS
     const u16* zero_points,
 #endif
     const u16* bias, u16* out, int M, int N, int K, int group_size,
     long x_row_stride, long qweight_row_stride, long scales_row_stride, long out_row_stride) {
 // clang-format on
-#if !ZERO_POINTS
+#if !ZEROS
   const u16* zero_points = nullptr;
 #endif
   const int lane = thread_index() % WAVE, wave = uniform(thread_index() / WAVE);
@@ -195,7 +186,7 @@ void w4a16_skinny_wmma(
 
   // Tokens past M and columns past N are read as the last one and never written.
   Rows rows;
-  for (int t = 0; t < TILES; ++t)
+  for (int t = 0; t < TOKEN_TILES; ++t)
     rows.x[t] = x + minimum(16 * t + lane % 16, M - 1) * x_row_stride + 8 * first_lane_word(lane);
   for (int c = 0; c < COLUMNS; ++c) {
     const long n = minimum(first_column + 16 * c + lane % 16, N - 1);
@@ -239,8 +230,8 @@ void w4a16_skinny_wmma(
   for (int i = wave; i < OUTPUTS; i += WAVES) {
     float total = 0;
     for (int w = 0; w < WAVES; ++w) total += sums[w][i][lane];
-    const int n = first_column + i / (TILES * SUMS) * 16 + lane % 16;
-    const int m = i / SUMS % TILES * 16 + token_of_sum(i % SUMS, lane);
+    const int n = first_column + i / (TOKEN_TILES * SUMS) * 16 + lane % 16;
+    const int m = i / SUMS % TOKEN_TILES * 16 + token_of_sum(i % SUMS, lane);
     if (m >= M || n >= N) continue;
     if (bias) total += Format::to_float(bias[n]);
     out[m * out_row_stride + n] = Format::from_float(total);
