@@ -207,7 +207,9 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
     arrive_at_cluster();
     __syncthreads();
 
-    // The chunks of x of all tiles go through the slots in turn; of those this warpgroup takes every WG_K-th pair.
+    // The chunks of x of all tiles go through the slots in turn; of those this warpgroup takes every WG_K-th pair. A
+    // slot that is filled anew has its barrier one phase on, so the parity to wait for flips with every round of the
+    // slots. Resident x is filled once, and parity 0 stays the one to wait for.
     int slot = CHUNKS * group_k;
     u32 phase = 0;
     auto advance = [&](int count) {
@@ -215,6 +217,8 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
         while (slot < 0) slot += work.slots, phase ^= 1;
         while (slot >= work.slots) slot -= work.slots, phase ^= !work.resident;
     };
+    // How far its steps take a warpgroup in one tile. A tile takes the slots on by work.chunks, and steps of WG_K units
+    // may stop short of that or pass it. Then advance() goes back, maybe over slot 0.
     const int own_chunks =
         first_unit < work.slice_end ? (work.slice_end - first_unit + WG_K - 1) / WG_K * WG_K * CHUNKS : 0;
 
@@ -228,7 +232,7 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
         const u32 half[2] = {half_0, half_0 + 8 * w.scale_stride};
         if (work.resident) slot = CHUNKS * group_k;
         int held = -1;  // slot whose chunk is being multiplied
-        auto release = [&] {
+        auto release = [&] {  // once a warp: the slot is filled anew when all 4 * WG_N that read it have arrived
             if (held >= 0 && lane == 0) barrier_arrive(at.emptied + 8 * held);
         };
         float sums[TOKENS / 2] = {};
@@ -340,6 +344,8 @@ __device__ __forceinline__ void stage_x(
     const Work &work, const Places &at, const u16 *x, long long x_row_stride, int tokens, int K, int stager) {
     arrive_at_cluster();
     __syncthreads();
+    // Early start, see w4a16_skinny.cu: only x needs the kernel ahead to have ended, and out, which add_up() writes.
+    // The warps that multiply read nothing but weights, and do not wait.
     wait_for_previous_kernel();
     let_next_kernel_start();
 
@@ -404,7 +410,7 @@ __device__ __forceinline__ void add_up(
     int rank) {
     arrive_at_cluster();
     __syncthreads();
-    wait_for_previous_kernel();
+    wait_for_previous_kernel();  // it may still read or write out
     wait_for_cluster();
 
     const int thread = threadIdx.x - 32 * (MULTIPLIERS + STAGERS);

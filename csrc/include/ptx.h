@@ -1,5 +1,6 @@
 // The instructions that our CUDA kernels write by hand, one function each. BF16 chooses the dtype; CLUSTER above 1
-// needs sm90. No vendor header is needed. tests/cuda_on_host has the same functions for a CPU.
+// needs sm90. No vendor header is needed. tests/cuda_on_host has the same functions for a CPU, in a file with the same
+// guard: it is included first and keeps this one out, which #pragma once could not.
 #ifndef GRISTMILL_PTX_H
 #define GRISTMILL_PTX_H
 
