@@ -151,7 +151,6 @@ def _variant(arch: str, tile: Tile, dtype: str, zero_points: bool) -> TritonVari
         conditions=tile.conditions,
         roundings=unpack_roundings + 1,  # and the output's
         weights_in_dtype=tile.scale_weights,
-        options={"enable_fp_fusion": True},
     )
 
 
