@@ -20,11 +20,12 @@ from gristmill.aot.emulator import DeviceMemory, Kernel, LaunchReport, Module, l
 from gristmill.aot.targets import find_target
 from gristmill.arrays import numpy_dtype
 from gristmill.csrc import w4a16_skinny_hip_variants as rows
+from gristmill.device import DeviceFacts
 from gristmill.formula import Formula
 from gristmill.kernels.variant import CxxVariant
 from gristmill.launch import ArgumentBuffer
 from gristmill.packed_weight import PackedWeight, dequantize, pack
-from gristmill.problem import resolve_group_size
+from gristmill.problem import Problem, resolve_group_size
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 
 
@@ -49,12 +50,9 @@ class Case:
         """What a row's formulas may name."""
         group_size = resolve_group_size(self.group_size, self.K)
         alignment = 2 if self.x_offset % 8 or self.x_padding % 8 else 16
-        return {
-            "M": self.M, "N": self.N, "K": self.K, "group_size": group_size,
-            "num_groups": -(-self.K // group_size), "alignment": alignment,
-            "has_bias": int(self.bias), "lds_bytes": self.lds_bytes,
-            "multiprocessor_count": self.multiprocessor_count,
-        }  # fmt: skip
+        problem = Problem("w4a16_gemm", self.M, self.N, self.K, group_size, "float16", False, self.bias, alignment)
+        device = DeviceFacts("hip", "", "", 32, self.multiprocessor_count, self.lds_bytes, 1024)
+        return problem.names() | device.names()
 
 
 @dataclass(frozen=True)

@@ -5,57 +5,19 @@ from __future__ import annotations
 import pytest
 from gristmill.csrc import w4a16_skinny_hip_variants as rows
 from gristmill.device import nominal_device
-from gristmill.formula import Formula
-from gristmill.manifest import Argument, Entry, Manifest, Needs, Rule
+from gristmill.kernels import w4a16_gemm_variants
+from gristmill.manifest import Manifest
 from gristmill.problem import Problem, resolve_group_size
 from gristmill.select import Selection, select, verdicts
+from manifest_of_rows import manifest_of_rows
 
-FLOOR = "tiles"
-
-
-def entry_of(row) -> Entry:
-    columns = row.defines.get("COLUMNS", 0)
-    return Entry(
-        name=row.name,
-        op=row.op,
-        symbol=row.symbol,
-        object="0" * 64,
-        source=row.source,
-        arguments=tuple(Argument(*argument) for argument in row.arguments),
-        grid=tuple(Formula(text) for text in row.grid),
-        block=row.block,
-        static_shared_bytes=columns and 1024 * columns * row.defines["TOKEN_TILES"] * row.defines["WAVES"],
-        dynamic_shared_bytes=Formula(row.dynamic_shared_bytes),
-        needs=Needs(row.dtype, row.zero_points, tuple(Formula(text) for text in row.conditions)),
-        roundings=row.roundings,
-        weights_in_dtype=row.weights_in_dtype,
-        early_start=False,
-        resources={},
-    )
+TILES = "w4a16_gemm"  # how the names of the tile kernels begin
 
 
 @pytest.fixture(scope="module", params=rows.ARCHES)
 def manifest(request) -> Manifest:
-    """The arch's rows, and behind them one entry that takes anything, as the tile kernels do."""
-    entries = {row.name: entry_of(row) for row in rows.variants(request.param)}
-    floors = []
-    for dtype, zero_points in rows.KINDS:
-        floor = entry_of(rows.variants(request.param)[0])
-        name = f"{FLOOR}_{dtype}_{zero_points}"
-        needs = Needs(dtype, zero_points, ())
-        entries[name] = floor._replace(name=name, needs=needs, dynamic_shared_bytes=Formula("0"))
-        floors.append(name)
-    policy = [Rule(Formula(row.when), row.variants, row.origin) for row in rows.policy(request.param)]
-    policy.append(Rule(Formula("M >= 1"), tuple(floors), "floor"))
-    return Manifest.of(
-        entries.values(),
-        tuple(policy),
-        arch=request.param,
-        kind="hsaco",
-        version="0",
-        compilers={},
-        source_digest="0" * 64,
-    )
+    """The arch's rows, and behind them those of the tile kernels, which take all that is left."""
+    return manifest_of_rows(request.param, [rows.__name__, w4a16_gemm_variants.__name__])
 
 
 def choose(
@@ -82,7 +44,7 @@ def test_tokens_choose_the_kernel(manifest, M, suffix):
 
 
 def test_more_tokens_go_to_the_tile_kernels(manifest):
-    assert choose(manifest, 33).entry.name.startswith(FLOOR)
+    assert choose(manifest, 33).entry.name.startswith(TILES)
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128, 256, -1])
@@ -95,7 +57,7 @@ def test_common_group_sizes_take_the_fast_path(manifest, group_size):
 def test_other_group_sizes_take_the_general_path(manifest, M, name):
     for group_size in (16, 48, 96):
         assert choose(manifest, M, K=4608, G=group_size).entry.name == f"w4a16_skinny_fp16_{name}"
-    assert choose(manifest, 12, K=4608, G=48).entry.name.startswith(FLOOR)
+    assert choose(manifest, 12, K=4608, G=48).entry.name.startswith(TILES)
 
 
 def test_lds_plan_follows_the_device(manifest):
@@ -104,7 +66,7 @@ def test_lds_plan_follows_the_device(manifest):
     assert choose(manifest, 8, K=4097).dynamic_shared_bytes == 65536
     assert choose(manifest, 8, K=4096, lds=40000).dynamic_shared_bytes == 32768
     assert choose(manifest, 1, K=576).dynamic_shared_bytes == 2048
-    assert choose(manifest, 8, lds=8192).entry.name.startswith(FLOOR)
+    assert choose(manifest, 8, lds=8192).entry.name.startswith(TILES)
 
 
 def test_one_block_a_multiprocessor_and_no_empty_ones(manifest):
@@ -116,12 +78,12 @@ def test_one_block_a_multiprocessor_and_no_empty_ones(manifest):
 
 def test_unaligned_activations_stay_on_the_dot_kernel_and_leave_the_wmma_kernel(manifest):
     assert choose(manifest, 3, alignment=2).entry.name == "w4a16_skinny_fp16_m3"
-    assert choose(manifest, 9, alignment=2).entry.name.startswith(FLOOR)
-    assert choose(manifest, 9, K=4100).entry.name.startswith(FLOOR)
+    assert choose(manifest, 9, alignment=2).entry.name.startswith(TILES)
+    assert choose(manifest, 9, K=4100).entry.name.startswith(TILES)
 
 
 def test_short_k_is_refused_with_the_rule(manifest):
-    assert choose(manifest, 1, K=16, G=-1).entry.name.startswith(FLOOR)
+    assert choose(manifest, 1, K=16, G=-1).entry.name.startswith(TILES)
     found = {
         verdict.entry: verdict.reasons
         for verdict in verdicts(problem(5, 16, 64, -1, False, 16), nominal_device(manifest.arch), manifest)

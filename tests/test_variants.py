@@ -7,11 +7,12 @@ import re
 
 import pytest
 from gristmill.device import NOMINAL_DEVICES, PACKS_FOR_ARCH
-from gristmill.formula import Formula
+from gristmill.kernels import w4a16_gemm_variants
 from gristmill.kernels.w4a16_gemm_variants import ARCHES, policy, variants
-from gristmill.manifest import ARGUMENT_NAMES, Argument, Entry, Manifest, Needs, Rule
+from gristmill.manifest import ARGUMENT_NAMES, Manifest
 from gristmill.problem import Problem, resolve_group_size
 from gristmill.select import select
+from manifest_of_rows import manifest_of_rows
 
 # Shapes at and around the edges of tiles, real layers, and the limits of 32-bit offsets.
 SIZES_M = (1, 16, 33, 65, 300, 2**17)
@@ -29,31 +30,7 @@ def arch(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def manifest(arch: str) -> Manifest:
-    """The manifest that a build of `arch` would give, but for what only a compiler knows."""
-    entries = {
-        row.name: Entry(
-            name=row.name,
-            op=row.op,
-            symbol=row.function,
-            object="0" * 64,
-            source=row.module,
-            arguments=tuple(Argument(name, "int64") for name in row.signature),
-            grid=tuple(Formula(text) for text in row.grid),
-            block=(32 * row.num_warps, 1, 1),
-            static_shared_bytes=0,
-            dynamic_shared_bytes=Formula("0"),
-            needs=Needs(row.dtype, row.zero_points, tuple(Formula(text) for text in row.conditions)),
-            roundings=row.roundings,
-            weights_in_dtype=row.weights_in_dtype,
-            early_start=False,
-            resources={},
-        )
-        for row in variants(arch)
-    }
-    rules = tuple(Rule(Formula(row.when), row.variants, row.origin) for row in policy(arch))
-    return Manifest.of(
-        entries.values(), rules, arch=arch, kind="cubin", version="0", compilers={}, source_digest="0" * 64
-    )
+    return manifest_of_rows(arch, [w4a16_gemm_variants.__name__])
 
 
 def problems():
