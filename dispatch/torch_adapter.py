@@ -47,7 +47,9 @@ def linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None, stream: A
     """Multiply activations of any rank by a packed 4-bit weight; see `gristmill.linear`.
 
     Leading dimensions are flattened without a copy where their strides allow. `stream` defaults to torch's current
-    stream on the device of `x`; with another one, give `out`: torch's allocator knows the current stream only.
+    stream on the device of `x`; with another one, give `out`: torch's allocator knows the current stream only. On
+    another one x must have its rows at one stride and `weight` no perm: what torch would copy or gather for the call
+    runs on the current stream.
 
     Under torch.autocast x is cast to autocast's dtype, which must be the weight's, as `nn.Linear` casts it; an x that
     has the weight's dtype already, and a call with `out`, are left alone.
@@ -91,7 +93,9 @@ def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
         out_shape: tuple[int, ...] = (M, N)
     else:
         out_shape = (*x.shape[:-1], N)
-        x, M, x_row_stride = _rows(x, K)
+        M, x_row_stride = _row_layout(x, K)
+        if x_row_stride is None:
+            x, x_row_stride = x.contiguous(), K
         columns, inner_stride = K, 1
     ordinal = x.get_device()
     if (
@@ -127,8 +131,8 @@ def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
     return out
 
 
-def _rows(x: Tensor, K: int) -> tuple[Tensor, int, int]:
-    """x (..., K), its number of rows and their stride; a copy of x where its rows lie at no single stride."""
+def _row_layout(x: Tensor, K: int) -> tuple[int, Any]:
+    """How many rows x (..., K) has, and their stride; None where they lie at no single stride."""
     if x.dim() == 0 or x.shape[-1] != K:
         raise ShapeError(f"x must have shape (..., K) with K={K}, got {tuple(x.shape)}")
     *extents, _ = x.shape
@@ -142,9 +146,9 @@ def _rows(x: Tensor, K: int) -> tuple[Tensor, int, int]:
         if M == 1:
             row_stride = stride
         elif stride != row_stride * M:
-            return x.contiguous(), x.numel() // K, K
+            return x.numel() // K, None
         M *= extent
-    return x, M, row_stride
+    return M, row_stride
 
 
 def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -187,9 +191,9 @@ def _check_devices(x: Tensor, weight: PackedWeight) -> None:
 
 
 def _linear_into(x: Tensor, weight: PackedWeight, out: Tensor | None, stream: Any) -> Tensor:
+    """`linear` where `out` or `stream` is given."""
     _check_devices(x, weight)
-    x, M, _ = _rows(x, weight.K)
-    rows = x.view(M, weight.K)
+    M, _ = _row_layout(x, weight.K)
     shape = (*x.shape[:-1], weight.N)
     if out is None:
         out = x.new_empty(shape)
@@ -199,15 +203,31 @@ def _linear_into(x: Tensor, weight: PackedWeight, out: Tensor | None, stream: An
         out_rows = out.view(M, weight.N)
     except RuntimeError:
         raise StrideError(f"out must have rows at one stride, got strides {out.stride()}") from None
-    if not x.is_cuda:
-        check_x(view(rows), weight)
-        if out.dtype != x.dtype or out.device != x.device:
-            raise ArgumentError(f"out must be {x.dtype} on {x.device}, got {out.dtype} on {out.device}")
-        out.copy_(_call_op(x, weight))
+    if x.is_cuda:
+        _launch_into(x, weight, out_rows, stream)
         return out
+    check_x(view(x.reshape(M, weight.K)), weight)
+    if out.dtype != x.dtype or out.device != x.device:
+        raise ArgumentError(f"out must be {x.dtype} on {x.device}, got {out.dtype} on {out.device}")
+    out.copy_(_call_op(x, weight))
+    return out
+
+
+def _launch_into(x: Tensor, weight: PackedWeight, out_rows: Tensor, stream: Any) -> None:
+    """Launch on `stream`, the current one for None, with x on a GPU and the output as (M, N)."""
+    M, row_stride = _row_layout(x, weight.K)
+    current = _current_raw_stream(x.get_device())
+    handle = current if stream is None else stream_handle(stream)
+    if M and handle != current and (row_stride is None or weight.perm is not None):
+        fix = "give x with its rows at one stride"
+        if weight.perm is not None:
+            fix = "gather x[..., perm] before the call and pass a weight whose perm is None"
+        raise ArgumentError(
+            "stream must be torch's current stream where x has to be copied or gathered first, which torch does there, "
+            f"unordered with a launch elsewhere: {fix}"
+        )
     prepared = prepare(weight)
-    ordinal = x.get_device()
-    handle = _current_raw_stream(ordinal) if stream is None else stream_handle(stream)
+    rows = x.reshape(M, weight.K)
     if weight.perm is not None:
         check_x(view(rows), weight)
         check_out(view(out_rows), view(rows), weight, prepared)
@@ -215,7 +235,6 @@ def _linear_into(x: Tensor, weight: PackedWeight, out: Tensor | None, stream: An
     choice = run(view(rows), view(out_rows), weight, prepared, handle)
     if choice is not None:
         learn(rows, prepared, choice)
-    return out
 
 
 _library = torch.library.Library("gristmill", "DEF")
@@ -271,8 +290,8 @@ def _op_cpu(x: Tensor, *given: Any) -> Tensor:
     from gristmill.gemm import linear as host_linear
 
     weight = to_numpy(_weight_of(*given))
-    x = _rows(x, weight.K)[0]
-    out = host_linear(array_of(x.reshape(-1, weight.K)), weight)
+    M, _ = _row_layout(x, weight.K)
+    out = host_linear(array_of(x.reshape(M, weight.K)), weight)
     return tensor_of(out).view(*x.shape[:-1], weight.N)
 
 

@@ -155,6 +155,15 @@ def overlapping(m):
     return m.linear(x, weight, out=x)
 
 
+def copy_on_another_stream(m):
+    torch = pytest.importorskip("torch")
+    from gristmill import torch_adapter
+
+    m.patch.setattr(torch_adapter, "_current_raw_stream", lambda ordinal: 0)
+    weight = gristmill.to_torch(fake_driver.random_weight(N, K, 32), "cpu")
+    torch_adapter._launch_into(torch.zeros(2, 3, K).transpose(0, 1), weight, torch.zeros(6, N), 9)
+
+
 def strict_of_nonsense(m):
     m.patch.setenv("GRISTMILL_STRICT", "yes")
     strict.enable_as_asked()
@@ -417,6 +426,7 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
         lambda m: gristmill.pack(np.full((8, 8), 16), np.ones((8, 1)), group_size=-1, dtype="float16"),
         overlapping,
         lambda m: m.linear(m.x(), m.weight(perm=True)),
+        copy_on_another_stream,
         strict_of_nonsense,
     ],
     "ShapeError": [lambda m: m.linear(m.x(3, K + 8)), wrong_scales, wrong_group_size],

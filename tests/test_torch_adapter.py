@@ -340,6 +340,42 @@ def test_eager_on_another_device(tensors_on_fake, monkeypatch):
         adapter._launch(random_x(3, 72), prepared, None)
 
 
+def rows_at_two_strides() -> torch.Tensor:
+    return random_x(3, 4, 72).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("x", "perm", "fix"),
+    [
+        (rows_at_two_strides, False, "give x with its rows at one stride"),
+        (
+            lambda: random_x(4, 3, 72),
+            True,
+            r"gather x\[..., perm\] before the call and pass a weight whose perm is None",
+        ),
+    ],
+)
+def test_eager_on_another_stream_refuses_what_torch_would_do_on_its_own(tensors_on_fake, x, perm, fix):
+    host, weight = weights(perm=perm)
+    x, out = x(), torch.zeros(4, 3, 24, dtype=torch.float16)
+    with pytest.raises(ArgumentError, match=f"stream must be torch's current stream where x has to be .*: {fix}"):
+        adapter._launch_into(x, weight, out.view(12, 24), 9)
+    assert not tensors_on_fake.called("launch")
+    assert not out.any()
+    for stream in (None, 77):  # the current one
+        adapter._launch_into(x, weight, out.view(12, 24), stream)
+        check(out, x, host)
+
+
+def test_eager_on_another_stream(tensors_on_fake):
+    host, weight = weights()
+    x, out = random_x(4, 3, 80)[..., :72], torch.zeros(4, 3, 24, dtype=torch.float16)
+    adapter._launch_into(x, weight, out.view(12, 24), 9)
+    check(out, x, host)
+    assert [call[5] for call in tensors_on_fake.called("launch")] == [9]
+    adapter._launch_into(rows_at_two_strides()[:, :0], weight, out.view(12, 24)[:0], 9)  # nothing to copy
+
+
 # Autocast and inference mode, beside nn.Linear.
 
 

@@ -133,6 +133,25 @@ def test_explicit_stream(device):
     assert close(out, source, weight)
 
 
+@pytest.mark.parametrize("perm", [False, True])
+def test_explicit_stream_refuses_what_would_run_on_the_current_one(device, perm):
+    """A copy or a gather of x would not wait for what is still being written there."""
+    weight = host_weight(perm=perm)
+    placed = gristmill.to_torch(weight, device)
+    x = rows(3, 4, K, device=device) if perm else rows(4, 3, K, device=device).transpose(0, 1)
+    out = torch.zeros((3, 4, N), dtype=x.dtype, device=device)
+    stream = torch.cuda.Stream(device)
+    with pytest.raises(ArgumentError, match="stream must be torch's current stream where x has to be copied"):
+        gristmill.linear(x, placed, out=out, stream=stream)
+    torch.cuda.synchronize()
+    assert not out.any()
+    with torch.cuda.stream(stream):
+        stream.wait_stream(torch.cuda.default_stream(device))
+        gristmill.linear(x, placed, out=out, stream=stream)
+    stream.synchronize()
+    assert close(out, x, weight)
+
+
 def test_capture_without_preload_is_refused_and_leaves_the_capture_whole(device, unloaded):
     weight = host_weight()
     placed = weight.map(lambda array: tensor_of(array).to(device))
