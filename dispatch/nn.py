@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from gristmill import torch_adapter
 from gristmill.errors import ArgumentError
-from gristmill.packed_weight import VALUES_PER_WORD, PackedWeight
+from gristmill.packed_weight import PackedWeight
 from gristmill.preloading import preload
-from gristmill.torch_weights import pad_rows, to_torch
+from gristmill.torch_weights import dtype_name, pad_rows, to_torch, weight_of_tensors
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -26,8 +26,9 @@ class W4A16Linear(torch.nn.Module):
     Notes
     -----
     `.to(device)` loads every kernel that the layer can hit on that device. `.half()` and `.bfloat16()` convert scales,
-    zero points and bias as they convert the parameters of other layers. torch.autocast casts the input as for
-    `nn.Linear`, never the weight: autocast to another dtype is refused with the fix.
+    zero points and bias as they convert the parameters of other layers. torch.autocast casts an input of another dtype
+    than the weight's, as it does for `nn.Linear`, and never the weight: autocast to another dtype is refused with the
+    fix. An input that has the weight's dtype is left alone.
     """
 
     def __init__(self, weight: PackedWeight) -> None:
@@ -41,8 +42,8 @@ class W4A16Linear(torch.nn.Module):
         self.register_buffer("zero_points", on_host.zero_points)
         self.register_buffer("bias", on_host.bias)
         self.register_buffer("perm", on_host.perm)
-        self._packed: PackedWeight | None = None
-        self._packed_from: tuple[Any, ...] = ()
+        # The buffers with the weight that was made of them, in one: another thread sees both or neither.
+        self._packed: tuple[tuple[Any, ...], PackedWeight] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features)."""
@@ -59,31 +60,22 @@ class W4A16Linear(torch.nn.Module):
         qweight, scales, zero_points, bias, perm = found = (
             buffers["qweight"], buffers["scales"], buffers["zero_points"], buffers["bias"], buffers["perm"],
         )  # fmt: skip
-        known = self._packed_from
-        if (
-            self._packed is not None
-            and qweight is known[0]
-            and scales is known[1]
-            and zero_points is known[2]
-            and bias is known[3]
-            and perm is known[4]
-        ):
-            return self._packed
+        packed = self._packed
+        if packed is not None:
+            known, weight = packed
+            if (
+                qweight is known[0]
+                and scales is known[1]
+                and zero_points is known[2]
+                and bias is known[3]
+                and perm is known[4]
+            ):
+                return weight
         assert qweight is not None
         assert scales is not None
-        self._packed = PackedWeight(
-            K=self.in_features,
-            N=self.out_features,
-            group_size=self.group_size,
-            dtype=str(scales.dtype).removeprefix("torch."),
-            qweight=qweight[:, : -(-self.in_features // VALUES_PER_WORD)],
-            scales=scales,
-            zero_points=zero_points,
-            bias=bias,
-            perm=perm,
-        )
-        self._packed_from = found
-        return self._packed
+        weight = weight_of_tensors(qweight, scales, zero_points, bias, perm, self.in_features, self.group_size)
+        self._packed = found, weight
+        return weight
 
     def extra_repr(self) -> str:
         scales = self._buffers["scales"]
@@ -91,7 +83,7 @@ class W4A16Linear(torch.nn.Module):
             f"in_features={self.in_features}",
             f"out_features={self.out_features}",
             f"group_size={self.group_size}",
-            f"dtype={str(scales.dtype).removeprefix('torch.') if scales is not None else None}",
+            f"dtype={dtype_name(scales.dtype) if scales is not None else None}",
             *(f"{name}={self._buffers[name] is not None}" for name in ("zero_points", "bias", "perm")),
         ]
         return ", ".join(parts)
@@ -111,11 +103,10 @@ class W4A16Linear(torch.nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> W4A16Linear:
         super()._apply(fn, recurse)
         self._packed = None
-        self._packed_from = ()
         qweight = self._buffers["qweight"]
         if qweight is not None and qweight.is_cuda:
             preload(self.packed_weight())
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None, "_packed_from": ()}
+        return {**self.__dict__, "_packed": None}

@@ -24,9 +24,9 @@ from gristmill.errors import (
 from gristmill.fastcall import learn
 from gristmill.gemm import check_out, check_x, run, serve_torch, stream_handle
 from gristmill.loader import dependent_caches
-from gristmill.packed_weight import VALUES_PER_WORD, PackedWeight
+from gristmill.packed_weight import PackedWeight
 from gristmill.prepared import PreparedWeight, _prepared, prepare
-from gristmill.torch_weights import array_of, tensor_of, to_numpy, to_torch
+from gristmill.torch_weights import array_of, dtype_name, tensor_of, to_numpy, to_torch, weight_of_tensors
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -163,7 +163,7 @@ def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     wanted = torch.get_autocast_dtype(kind)
     if wanted is not dtype:
-        names = [str(name).removeprefix("torch.") for name in (x.dtype, wanted, dtype)]
+        names = [dtype_name(name) for name in (x.dtype, wanted, dtype)]
         raise DTypeError(
             f"x is {names[0]} and torch.autocast asks for {names[1]}, but weight is {names[2]}: convert the layer with "
             f".to(torch.{names[1]}), or pack the weight anew, or autocast to {names[2]}"
@@ -179,7 +179,7 @@ def _fault(x: Tensor, prepared: PreparedWeight) -> GristmillError:
     if x.shape[-1] != prepared.K:
         return ShapeError(f"x must have shape (..., K) with K={prepared.K}, got {tuple(x.shape)}")
     if x.dtype != DTYPES[prepared.dtype]:
-        return DTypeError(f"x must be {prepared.dtype}, the dtype of weight, got {str(x.dtype).removeprefix('torch.')}")
+        return DTypeError(f"x must be {prepared.dtype}, the dtype of weight, got {dtype_name(x.dtype)}")
     return StrideError(f"x must have an inner stride of one element, got {x.stride(-1)}")
 
 
@@ -275,7 +275,7 @@ def _op_cuda(
     )  # fmt: skip
     prepared = _op_weights.get(key)
     if prepared is None:
-        prepared = PreparedWeight(_weight_of(qweight, scales, zero_points, bias, perm, K, group_size))
+        prepared = PreparedWeight(weight_of_tensors(qweight, scales, zero_points, bias, perm, K, group_size))
         if len(_op_weights) >= MAX_OP_WEIGHTS:
             _op_weights.clear()
         _op_weights[key] = prepared
@@ -289,7 +289,7 @@ def _op_cuda(
 def _op_cpu(x: Tensor, *given: Any) -> Tensor:
     from gristmill.gemm import linear as host_linear
 
-    weight = to_numpy(_weight_of(*given))
+    weight = to_numpy(weight_of_tensors(*given))
     M, _ = _row_layout(x, weight.K)
     out = host_linear(array_of(x.reshape(M, weight.K)), weight)
     return tensor_of(out).view(*x.shape[:-1], weight.N)
@@ -314,31 +314,6 @@ def _op_fake(
     torch._check(x.dim() > 0 and x.shape[-1] == K, lambda: f"x must have shape (..., K) with K={K}, got {x.shape}")
     torch._check(x.dtype == scales.dtype, lambda: f"x must be {scales.dtype}, the dtype of weight, got {x.dtype}")
     return x.new_empty((*x.shape[:-1], qweight.shape[0]))
-
-
-def _weight_of(
-    qweight: Tensor,
-    scales: Tensor,
-    zero_points: Tensor | None,
-    bias: Tensor | None,
-    perm: Tensor | None,
-    K: int,
-    group_size: int,
-) -> PackedWeight:
-    words = -(-K // VALUES_PER_WORD)
-    if qweight.dim() == 2 and qweight.shape[1] > words:
-        qweight = qweight[:, :words]  # rows with their padding, as modules keep them
-    return PackedWeight(
-        K=K,
-        N=qweight.shape[0],
-        group_size=group_size,
-        dtype=str(scales.dtype).removeprefix("torch."),
-        qweight=qweight,
-        scales=scales,
-        zero_points=zero_points,
-        bias=bias,
-        perm=perm,
-    )
 
 
 def _op_autograd(keys: Any, *arguments: Any) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from gristmill.arrays import HOST
 from gristmill.errors import NoDeviceError
-from gristmill.packed_weight import ROW_WORDS, PackedWeight
+from gristmill.packed_weight import ROW_WORDS, VALUES_PER_WORD, PackedWeight
 from gristmill.preloading import preload
 from gristmill.prepared import device_of_weight
 from torch import Tensor
@@ -44,6 +44,37 @@ def to_torch(weight: PackedWeight, device: torch.device | str) -> PackedWeight:
 def to_numpy(weight: PackedWeight) -> PackedWeight:
     """The weight as numpy arrays, which share memory with tensors on the CPU."""
     return weight.map(lambda array: array_of(array) if isinstance(array, Tensor) else array)
+
+
+def weight_of_tensors(
+    qweight: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    perm: Tensor | None,
+    K: int,
+    group_size: int,
+) -> PackedWeight:
+    """The weight that a module's buffers, or the op's arguments, stand for; qweight may have its rows' padding."""
+    words = -(-K // VALUES_PER_WORD)
+    if qweight.dim() == 2 and qweight.shape[1] > words:
+        qweight = qweight[:, :words]
+    return PackedWeight(
+        K=K,
+        N=qweight.shape[0],
+        group_size=group_size,
+        dtype=dtype_name(scales.dtype),
+        qweight=qweight,
+        scales=scales,
+        zero_points=zero_points,
+        bias=bias,
+        perm=perm,
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype, without torch's own before it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def pad_rows(qweight: Tensor) -> Tensor:

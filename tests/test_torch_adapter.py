@@ -255,6 +255,20 @@ def test_module_sees_a_buffer_that_was_replaced():
     check(layer(x), x, fake_driver.random_weight(24, 72, 32, zero_points=True))
 
 
+def test_module_as_another_thread_sees_it_in_its_first_forward():
+    """Whenever the layer sets something, the layer can be called."""
+
+    class Watched(gristmill.nn.W4A16Linear):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if value and "_packed" in vars(self):
+                seen.append(self.packed_weight())
+
+    seen: list = []
+    layer = Watched(weights()[0])
+    assert layer.packed_weight() is seen[-1] is layer.packed_weight()
+
+
 # The eager path of a GPU, with tensors on the CPU that pass for tensors of the fake device.
 
 
