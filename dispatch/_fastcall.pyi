@@ -14,6 +14,7 @@ def bind(
     is_grad_enabled: Callable[[], bool],
     dispatch_depth: Callable[[], int],
     is_profiling: Callable[[], bool],
+    forward_ad: dict[str, Any],
     launch: int,
     get_current: int,
     is_capturing: int,

@@ -70,6 +70,7 @@ def _bind(x: Tensor, prepared: PreparedWeight) -> Callable[..., Tensor | None] |
         is_grad_enabled=torch.is_grad_enabled,
         dispatch_depth=torch._C._len_torch_dispatch_stack,
         is_profiling=torch.autograd._profiler_enabled,  # type: ignore[attr-defined]
+        forward_ad=vars(torch.autograd.forward_ad),
         launch=pointers.launch,
         get_current=pointers.get_current,
         is_capturing=pointers.is_capturing,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from gristmill.arrays import torch_driver, view
@@ -29,6 +29,8 @@ from gristmill.prepared import PreparedWeight, _prepared, prepare
 from gristmill.torch_weights import array_of, dtype_name, tensor_of, to_numpy, to_torch, weight_of_tensors
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 __all__ = ["linear", "to_torch"]
@@ -74,6 +76,8 @@ def linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None, stream: A
         or (x.requires_grad and _is_grad_enabled())
         or _len_torch_dispatch_stack()
         or _profiler_enabled()
+        or forward_ad._current_level >= 0
+        or is_functorch_wrapped_tensor(x)
     ):
         _check_devices(x, weight)
         return _call_op(x, weight)
@@ -193,6 +197,11 @@ def _check_devices(x: Tensor, weight: PackedWeight) -> None:
 def _linear_into(x: Tensor, weight: PackedWeight, out: Tensor | None, stream: Any) -> Tensor:
     """`linear` where `out` or `stream` is given."""
     _check_devices(x, weight)
+    if _is_derived(x) or is_functorch_wrapped_tensor(x):
+        raise ArgumentError(
+            "out and stream must be None where x has a derivative or is under torch.func: the result would lose it; "
+            "or call under torch.no_grad()"
+        )
     M, _ = _row_layout(x, weight.K)
     shape = (*x.shape[:-1], weight.N)
     if out is None:
@@ -266,16 +275,19 @@ def _op_cuda(
 ) -> Tensor:
     # All that a prepared weight is made of, so that tensors of the same memory share one and none is kept alive.
     key = (
-        K, group_size, scales.dtype,
-        qweight.data_ptr(), qweight.shape, qweight.stride(),
-        scales.data_ptr(), scales.shape, scales.stride(),
-        zero_points is not None and (zero_points.data_ptr(), zero_points.shape, zero_points.stride()),
-        bias is not None and (bias.data_ptr(), bias.shape),
-        perm is not None and (perm.data_ptr(), perm.shape),
+        K, group_size,
+        qweight.data_ptr(), qweight.shape, qweight.stride(), qweight.dtype,
+        scales.data_ptr(), scales.shape, scales.stride(), scales.dtype,
+        zero_points is not None
+        and (zero_points.data_ptr(), zero_points.shape, zero_points.stride(), zero_points.dtype),
+        bias is not None and (bias.data_ptr(), bias.shape, bias.stride(), bias.dtype),
+        perm is not None and (perm.data_ptr(), perm.shape, perm.stride(), perm.dtype),
     )  # fmt: skip
     prepared = _op_weights.get(key)
     if prepared is None:
-        prepared = PreparedWeight(weight_of_tensors(qweight, scales, zero_points, bias, perm, K, group_size))
+        weight = weight_of_tensors(qweight, scales, zero_points, bias, perm, K, group_size)
+        _check_devices(x, weight)
+        prepared = PreparedWeight(weight)
         if len(_op_weights) >= MAX_OP_WEIGHTS:
             _op_weights.clear()
         _op_weights[key] = prepared
@@ -318,29 +330,44 @@ def _op_fake(
 
 def _op_autograd(keys: Any, *arguments: Any) -> Tensor:
     below = keys & torch._C._after_autograd_keyset  # type: ignore[attr-defined]
-    if torch.is_grad_enabled() and any(isinstance(given, Tensor) and given.requires_grad for given in arguments):
-        return _without_gradient().apply(below, *arguments)
+    if any(isinstance(given, Tensor) and _is_derived(given) for given in arguments):
+        if torch._C._are_functorch_transforms_active():
+            _refuse_derivative()  # a transform asks for it right away
+        return _without_derivative().apply(below, *arguments)
+    return _below_autograd(below, *arguments)
+
+
+def _below_autograd(below: Any, *arguments: Any) -> Tensor:
     with torch._C._AutoDispatchBelowAutograd():
         return _op.redispatch(below, *arguments)
 
 
-@cache
-def _without_gradient() -> Any:
-    """The op as autograd knows it: what needs its gradient gets an error, and when it is asked for."""
+def _is_derived(tensor: Tensor) -> bool:
+    """Whether autograd follows what is done with a tensor, backward or forward."""
+    if tensor.requires_grad and _is_grad_enabled():
+        return True
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
-    class WithoutGradient(torch.autograd.Function):
+
+def _refuse_derivative(*_: Any) -> NoReturn:
+    raise NotImplementedError(
+        "gristmill::w4a16_linear is for inference and has no derivative; call it under torch.no_grad(), with no tangent"
+    )
+
+
+@cache
+def _without_derivative() -> Any:
+    """The op as autograd knows it: what needs its derivative gets an error, and when it is asked for."""
+
+    class WithoutDerivative(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, below: Any, *arguments: Any) -> Tensor:
-            with torch._C._AutoDispatchBelowAutograd():
-                return _op.redispatch(below, *arguments)
+            return _below_autograd(below, *arguments)
 
-        @staticmethod
-        def backward(context: Any, *gradients: Tensor) -> Any:
-            raise NotImplementedError(
-                "gristmill::w4a16_linear is for inference and has no gradient; call it under torch.no_grad()"
-            )
+        backward = staticmethod(_refuse_derivative)
+        jvp = staticmethod(_refuse_derivative)
 
-    return WithoutGradient
+    return WithoutDerivative
 
 
 _library.impl("w4a16_linear", _op_cuda, "CUDA")

@@ -164,6 +164,12 @@ def copy_on_another_stream(m):
     torch_adapter._launch_into(torch.zeros(2, 3, K).transpose(0, 1), weight, torch.zeros(6, N), 9)
 
 
+def gradient_through_out(m):
+    torch = pytest.importorskip("torch")
+    weight = gristmill.to_torch(fake_driver.random_weight(N, K, 32), "cpu")
+    gristmill.linear(torch.zeros(3, K, requires_grad=True), weight, out=torch.zeros(3, N))
+
+
 def strict_of_nonsense(m):
     m.patch.setenv("GRISTMILL_STRICT", "yes")
     strict.enable_as_asked()
@@ -427,6 +433,7 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
         overlapping,
         lambda m: m.linear(m.x(), m.weight(perm=True)),
         copy_on_another_stream,
+        gradient_through_out,
         strict_of_nonsense,
     ],
     "ShapeError": [lambda m: m.linear(m.x(3, K + 8)), wrong_scales, wrong_group_size],

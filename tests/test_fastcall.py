@@ -22,6 +22,7 @@ from gristmill.errors import ArgumentError, DriverError, DTypeError, ShapeError,
 from gristmill.loader import LoadedKernel, forget_loaders
 from gristmill.prepared import Choice, prepare
 from together import together
+from torch.autograd import forward_ad
 
 if fastcall._fastcall is None and "GRISTMILL_NEEDS_FASTCALL" not in os.environ:
     pytest.skip("the extension is not built", allow_module_level=True)
@@ -240,6 +241,8 @@ def test_gradients_modes_and_the_profiler_see_an_operator(device):
         assert in_c(wanted, weight).is_inference()
     with Mode():
         assert in_c(x, weight) is None
+    with forward_ad.dual_level():
+        assert in_c(forward_ad.make_dual(x, torch.ones_like(x)), weight) is None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         assert in_c(x, weight) is None
     assert in_c(x, weight) is not None
@@ -392,7 +395,16 @@ def test_what_python_hands_over_is_checked():
         native.bind(x=np.zeros(3))
 
 
-def test_a_tensor_of_a_functional_transform_is_left_to_python(device):
+TRANSFORMS = {
+    "vmap": lambda function, x: torch.func.vmap(function)(x),
+    "grad": lambda function, x: torch.func.grad(lambda x: function(x).sum())(x),
+    "jvp": lambda function, x: torch.func.jvp(function, (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_tensor_of_a_functional_transform_is_left_to_python(device, transform, grad):
     weight = weight_of()
     in_python(random_x(3, 72), weight)
     seen = []
@@ -401,5 +413,6 @@ def test_a_tensor_of_a_functional_transform_is_left_to_python(device):
         seen.append(in_c(x, weight))
         return x
 
-    torch.func.vmap(function)(random_x(3, 2, 72))
+    with torch.set_grad_enabled(grad):
+        transform(function, random_x(3, 2, 72))
     assert seen == [None]

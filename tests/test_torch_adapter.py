@@ -23,6 +23,7 @@ from gristmill.packed_weight import dequantize
 from gristmill.prepared import prepare
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 from gristmill.torch_weights import pad_rows, to_numpy
+from torch.autograd import forward_ad
 
 DTYPES = ["float16", "bfloat16"]
 
@@ -189,6 +190,60 @@ def test_gradient_is_refused_where_it_is_asked_for():
         assert not gristmill.linear(x, weight).requires_grad
 
 
+def with_tangent(function, x):
+    with forward_ad.dual_level():
+        return function(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+def with_gradient(function, x):
+    return function(x.requires_grad_())
+
+
+DERIVATIVES = {
+    "tangent": with_tangent,
+    "torch.func.jvp": lambda function, x: torch.func.jvp(function, (x,), (x,)),
+    "torch.func.grad": lambda function, x: torch.func.grad(lambda x: function(x).sum())(x),
+    "torch.func.vjp": torch.func.vjp,
+}
+
+
+@pytest.mark.parametrize("take", DERIVATIVES.values(), ids=DERIVATIVES)
+@pytest.mark.parametrize("grad", [True, False])
+def test_other_derivatives_are_refused(take, grad):
+    _, weight = weights()
+    message = "gristmill::w4a16_linear is for inference and has no derivative"
+    with torch.set_grad_enabled(grad), pytest.raises(NotImplementedError, match=message):
+        take(lambda x: gristmill.linear(x, weight), random_x(3, 72))
+
+
+@pytest.mark.parametrize("take", [with_gradient, *DERIVATIVES.values()], ids=["gradient", *DERIVATIVES])
+def test_derivative_is_not_lost_on_the_way_to_out(take):
+    _, weight = weights()
+    out = torch.zeros(3, 24, dtype=torch.float16)
+    with pytest.raises(
+        ArgumentError, match=r"out and stream must be None where x has a derivative or is under torch\.f"
+    ):
+        take(lambda x: gristmill.linear(x, weight, out=out), random_x(3, 72))
+    assert not out.any()
+
+
+def test_level_of_forward_mode_without_a_tangent():
+    host, weight = weights()
+    x, out = random_x(3, 72), torch.empty(3, 24, dtype=torch.float16)
+    with forward_ad.dual_level():
+        check(gristmill.linear(x, weight), x, host)
+        check(gristmill.linear(x, weight, out=out), x, host)
+    with torch.no_grad():
+        check(gristmill.linear(x.requires_grad_(), weight, out=out), x.detach(), host)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap():
+    host, weight = weights()
+    x = random_x(2, 3, 72)
+    check(torch.func.vmap(lambda x: gristmill.linear(x, weight))(x), x, host)
+
+
 def test_profiler_sees_the_op():
     _, weight = weights()
     with torch.profiler.profile() as profile:
@@ -313,6 +368,27 @@ def test_eager_makes_no_copy_where_strides_allow(tensors_on_fake):
     launch(x, weight)
     values = tensors_on_fake.called("launch")[0][-1]
     assert (values[0], values[6], values[11]) == (x.data_ptr(), 24, 80)
+
+
+def test_op_tells_weights_of_one_memory_apart(tensors_on_fake):
+    """Tensors of other dtypes or strides at the addresses of a weight that is known are checked like any other."""
+    _, weight = weights()
+    tensors = {name: getattr(weight, name) for name in ("qweight", "scales", "zero_points", "bias")}
+    x = random_x(2, 72)
+    adapter._op_cuda(x, *tensors.values(), None, 72, 32)
+    others = [(name, DTypeError, tensors[name].view(torch.int16)) for name in ("scales", "zero_points", "bias")]
+    others += [("qweight", DTypeError, tensors["qweight"].view(torch.float32))]
+    others += [("bias", StrideError, tensors["bias"].as_strided((24,), (0,)))]
+    for name, error, other in others:
+        assert other.data_ptr() == tensors[name].data_ptr()
+        with pytest.raises(error, match=f"{name} must|the weight's dtype must"):
+            adapter._op_cuda(x, *{**tensors, name: other}.values(), None, 72, 32)
+    assert len(tensors_on_fake.called("launch")) == 1
+
+
+def test_op_with_a_weight_of_another_device(tensors_on_fake):
+    with pytest.raises(DeviceMismatchError, match="x must be on cpu, the device of weight, got meta"):
+        adapter._op_cuda(random_x(3, 72).to("meta"), *op_arguments()[1:])
 
 
 def test_eager_and_op_launch_the_same(tensors_on_fake):

@@ -88,7 +88,8 @@ typedef struct {
   PyObject *allocation;
   int rank;
   int64_t leading[MAX_RANK];
-  PyObject *tensor_type, *torch_dtype, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *choices, *failed;
+  PyObject *tensor_type, *torch_dtype, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *forward_ad, *choices,
+      *failed;
 } Weight;
 
 // Activations or results as a matrix.
@@ -98,7 +99,7 @@ typedef struct {
 } Rows;
 
 static const char WEIGHT[] = "gristmill._fastcall.weight";
-static PyObject *record_name, *requires_grad_name, *zero;
+static PyObject *record_name, *requires_grad_name, *level_name, *zero, *minus_one;
 
 // Reads a tensor of `columns` columns whose rows lie at one stride; 0 if this is none, and no error is left.
 static int read_rows(const Weight *weight, PyObject *object, int64_t columns, Tensor *tensor, Rows *rows) {
@@ -137,17 +138,20 @@ static int gives(PyObject *function, PyObject *expected) {
   return same;
 }
 
-// Whether nothing has to see the call as an operator: no dispatch mode, no profiler, no gradient that is wanted.
+// Whether nothing has to see the call as an operator: no dispatch mode, no profiler, no derivative that is wanted.
 static int is_unobserved(const Weight *weight, PyObject *x) {
   int plain = gives(weight->dispatch_depth, zero);
   if (plain == 1) plain = gives(weight->is_profiling, Py_False);
   if (plain != 1) return plain;
-  int no_grad = gives(weight->is_grad_enabled, Py_False);
-  if (no_grad) return no_grad;
+  // Tensors have tangents within a level of forward-mode differentiation only.
+  PyObject *level = PyDict_GetItemWithError(weight->forward_ad, level_name);
+  if (!level) return PyErr_Occurred() ? -1 : 0;
+  int no_level = PyObject_RichCompareBool(level, minus_one, Py_EQ);
+  if (no_level != 1) return no_level;
   PyObject *requires_grad = PyObject_GetAttr(x, requires_grad_name);
   if (!requires_grad) return -1;
   Py_DECREF(requires_grad);
-  return requires_grad == Py_False;
+  return requires_grad == Py_False ? 1 : gives(weight->is_grad_enabled, Py_False);
 }
 
 // (shape, strides, dtype) of an output (..., N) with the leading extents of x.
@@ -324,8 +328,8 @@ static void free_weight(PyObject *capsule) {
   Weight *weight = PyCapsule_GetPointer(capsule, WEIGHT);
   if (!weight) return;
   PyObject *objects[] = {weight->tensor_type,    weight->torch_dtype,  weight->empty,   weight->is_grad_enabled,
-                         weight->dispatch_depth, weight->is_profiling, weight->choices, weight->failed,
-                         weight->allocation};
+                         weight->dispatch_depth, weight->is_profiling, weight->forward_ad, weight->choices,
+                         weight->failed,         weight->allocation};
   for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) Py_XDECREF(objects[i]);
   PyMem_Free(weight);
 }
@@ -364,10 +368,11 @@ static const Exchange *exchange_of(PyObject *type) {
 static PyObject *bind(PyObject *module, PyObject *arguments, PyObject *names) {
   (void)module;
   static char *keywords[] = {
-      "x", "choices", "failed", "empty", "is_grad_enabled", "dispatch_depth", "is_profiling",
+      "x", "choices", "failed", "empty", "is_grad_enabled", "dispatch_depth", "is_profiling", "forward_ad",
       "launch", "get_current", "is_capturing", "current", "K", "N", "low_bits", "single_row_stride", "single_out_row_stride",
       "values", "ranges", NULL};
-  PyObject *x, *choices, *failed, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *values, *ranges;
+  PyObject *x, *choices, *failed, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *forward_ad, *values,
+      *ranges;
   unsigned long long launch_address, get_current_address, is_capturing_address, current;
   uint64_t borders[2 * MAX_RANGES];
   Tensor tensor;
@@ -378,10 +383,11 @@ static PyObject *bind(PyObject *module, PyObject *arguments, PyObject *names) {
     PyMem_Free(weight);
     return NULL;
   }
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "$OO!OOOOOKKKKLLKLLOO:bind", keywords, &x, &PyDict_Type, &choices,
-                                   &failed, &empty, &is_grad_enabled, &dispatch_depth, &is_profiling, &launch_address,
-                                   &get_current_address, &is_capturing_address, &current, &weight->K, &weight->N, &weight->low_bits,
-                                   &weight->single_row_stride, &weight->single_out_row_stride, &values, &ranges))
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "$OO!OOOOOO!KKKKLLKLLOO:bind", keywords, &x, &PyDict_Type, &choices,
+                                   &failed, &empty, &is_grad_enabled, &dispatch_depth, &is_profiling, &PyDict_Type,
+                                   &forward_ad, &launch_address, &get_current_address, &is_capturing_address, &current,
+                                   &weight->K, &weight->N, &weight->low_bits, &weight->single_row_stride,
+                                   &weight->single_out_row_stride, &values, &ranges))
     goto failed;
   weight->exchange = exchange_of((PyObject *)Py_TYPE(x));
   if (!weight->exchange || weight->exchange->tensor_from_object(x, &tensor)) goto failed;
@@ -403,6 +409,7 @@ static PyObject *bind(PyObject *module, PyObject *arguments, PyObject *names) {
   weight->is_grad_enabled = Py_NewRef(is_grad_enabled);
   weight->dispatch_depth = Py_NewRef(dispatch_depth);
   weight->is_profiling = Py_NewRef(is_profiling);
+  weight->forward_ad = Py_NewRef(forward_ad);
   weight->choices = Py_NewRef(choices);
   weight->failed = Py_NewRef(failed);
   PyObject *bound = PyCFunction_New(&call_method, capsule);
@@ -449,8 +456,10 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fastcall", NULL
 PyMODINIT_FUNC PyInit__fastcall(void) {
   record_name = PyUnicode_InternFromString("record");
   requires_grad_name = PyUnicode_InternFromString("requires_grad");
+  level_name = PyUnicode_InternFromString("_current_level");
   zero = PyLong_FromLong(0);
-  if (!record_name || !requires_grad_name || !zero) return NULL;
+  minus_one = PyLong_FromLong(-1);
+  if (!record_name || !requires_grad_name || !level_name || !zero || !minus_one) return NULL;
   PyObject *module = PyModule_Create(&definition);
   if (module && PyModule_AddIntConstant(module, "NULL_VALUE", NUM_VALUES - 1)) Py_CLEAR(module);
   return module;

@@ -133,6 +133,22 @@ def test_explicit_stream(device):
     assert close(out, source, weight)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_and_tangents_come_to_the_op(device):
+    weight = host_weight()
+    placed = gristmill.to_torch(weight, device)
+    x = rows(2, 3, K, device=device)
+    gristmill.linear(x, placed)  # known to the fast path
+    gristmill.linear(x[0], placed)
+    assert close(torch.func.vmap(lambda x: gristmill.linear(x, placed))(x), x, weight)
+    with pytest.raises(NotImplementedError, match="is for inference"):
+        torch.func.grad(lambda x: gristmill.linear(x, placed).sum())(x)
+    with pytest.raises(NotImplementedError, match="is for inference"):
+        torch.func.jvp(lambda x: gristmill.linear(x, placed), (x,), (x,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="is for inference"):
+        gristmill.linear(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)), placed)
+
+
 @pytest.mark.parametrize("perm", [False, True])
 def test_explicit_stream_refuses_what_would_run_on_the_current_one(device, perm):
     """A copy or a gather of x would not wait for what is still being written there."""
