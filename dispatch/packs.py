@@ -26,6 +26,10 @@ NAMESPACE = "gristmill_packs"
 MAX_OBJECT_BYTES = 64 * 2**20
 
 
+# What an OSError says of a file that another installation would bring in order; not "too many open files".
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG)
+
+
 class Pack(NamedTuple):
     """One pack: a folder with `manifest.json`, `objects/` and, once it has been verified, `verified.json`."""
 
@@ -48,7 +52,7 @@ class Pack(NamedTuple):
         try:
             return os.lstat(path).st_size
         except OSError as error:
-            raise self._damaged(f"{path}: {error.strerror}") from None
+            raise self._damaged(f"{path}: {error.strerror}", error.errno) from None
 
     def read_object(self, entry: Entry) -> bytes:
         """The bytes of the entry's code object; DamagedPackError unless their sha256 is the manifest's."""
@@ -57,7 +61,7 @@ class Pack(NamedTuple):
         try:
             code = _read(self.folder, ("objects", name), MAX_OBJECT_BYTES)
         except OSError as error:
-            raise self._damaged(f"{path}: {error.strerror}") from None
+            raise self._damaged(f"{path}: {error.strerror}", error.errno) from None
         digest = sha256(code)
         if digest != entry.object:
             raise self._damaged(f"{path}: {len(code)} bytes with sha256 {digest}, the manifest says {entry.object}")
@@ -76,7 +80,12 @@ class Pack(NamedTuple):
             raise ManifestError(f"{path}: {error.strerror}") from None
         return records_of(self.manifest.entries, read_records(data, str(path)))
 
-    def _damaged(self, what: str) -> DamagedPackError:
+    def _damaged(self, what: str, code: int | None = None) -> DamagedPackError:
+        """The error for `what`, with its fix unless `code` is of an OSError that has nothing to do with the pack."""
+        if code is not None and code not in _DAMAGE:
+            return DamagedPackError(what)
+        if self.folder.parent in pack_path():
+            return DamagedPackError(f"{what}; build the pack anew or remove {self.folder}")
         return DamagedPackError(f"{what}; reinstall {distribution_name(self.manifest.arch)}")
 
 
@@ -103,17 +112,22 @@ def distribution_name(arch: str) -> str:
 
 
 def pack_folders() -> list[Path]:
-    """Folders of all packs: first those on GRISTMILL_PACK_PATH, then the installed portions of `gristmill_packs`."""
+    """Folders of all packs: first those on GRISTMILL_PACK_PATH, then the installed portions of `gristmill_packs`.
+
+    Raises
+    ------
+    PackError : a folder that is there cannot be read
+    """
     roots = list(pack_path())
     spec = importlib.util.find_spec(NAMESPACE)
     if spec is not None and spec.submodule_search_locations is not None:
         roots += [Path(location) for location in spec.submodule_search_locations]
     folders = []
     for root in roots:
-        if not root.is_dir():
-            continue
         try:
             folders += sorted(child for child in root.iterdir() if (child / "manifest.json").is_file())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
         except OSError as error:
             raise PackError(f"{root}: {error.strerror}") from None
     return folders

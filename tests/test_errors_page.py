@@ -205,6 +205,11 @@ def narrow_pack(m):
     m.linear(m.x(9))
 
 
+def name_too_long(m):
+    m.patch.setenv("GRISTMILL_PACK_PATH", str(m.folder / ("x" * 300)))
+    find_pack("sm90")
+
+
 def unreadable(m):
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -234,7 +239,9 @@ def other_schema(change: int) -> Callable:
 def missing_object(m):
     for path in m.pack.glob("objects/*"):
         path.unlink()
-    m.linear(m.x())
+    m.patch.delenv("GRISTMILL_PACK_PATH")  # as if it were installed
+    pack = Pack.open(m.pack)
+    pack.read_object(next(iter(pack.manifest.entries.values())))
 
 
 def altered_object(m):
@@ -444,7 +451,7 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
         lambda m: gristmill.preload(fake_driver.random_weight(N, K, 32)),
     ],
     "NoKernelError": [narrow_pack],
-    "PackError": [unreadable],
+    "PackError": [unreadable, name_too_long],
     "NoPackError": [lambda m: find_pack("sm80"), lambda m: find_pack("sm75"), cover_without_packs],
     "PackTooNewError": [other_schema(+1)],
     "PackTooOldError": [other_schema(-1)],

@@ -84,13 +84,13 @@ def test_altered_object(driver, tmp_path):
     entry = loader.pack.manifest.entries["first"]
     path = folder / "objects" / f"{entry.object}.cubin"
     path.write_bytes(b"c0de")
-    with pytest.raises(DamagedPackError, match=r"4 bytes with sha256 .*, the manifest says .*reinstall gristmill-sm90"):
+    with pytest.raises(DamagedPackError, match=r"4 bytes with sha256 .*, the manifest says .*build the pack anew"):
         loader.kernel(entry)
     path.write_bytes(b"cod")
     with pytest.raises(DamagedPackError, match="3 bytes with sha256"):
         loader.kernel(entry)
     path.unlink()
-    with pytest.raises(DamagedPackError, match="No such file or directory; reinstall gristmill-sm90"):
+    with pytest.raises(DamagedPackError, match="No such file or directory; build the pack anew"):
         loader.kernel(entry)
     assert driver.calls == []
     path.write_bytes(b"code")

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import importlib
 import json
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 from gristmill import packs
-from gristmill.errors import DamagedPackError, ManifestError, NoPackError
+from gristmill.errors import DamagedPackError, ManifestError, NoPackError, PackError
 from sample_pack import CODE, manifest, write_pack
 
 
@@ -58,6 +59,42 @@ def test_missing_object_is_refused(tmp_path):
         path.unlink()
     with pytest.raises(DamagedPackError, match="No such file"):
         pack.read_object(*pack.manifest.entries.values())
+
+
+def test_damage_on_the_path_is_not_mended_by_pip(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRISTMILL_PACK_PATH", str(tmp_path))
+    folder = write_pack(tmp_path)
+    (folder / "objects" / object_of(folder).name).write_bytes(b"other")
+    with pytest.raises(DamagedPackError, match=rf"the manifest says \w+; build the pack anew or remove {folder}$"):
+        read_object(folder)
+
+
+def test_what_is_no_damage_is_not_mended_by_pip(tmp_path, monkeypatch):
+    pack = packs.Pack.open(write_pack(tmp_path))
+
+    monkeypatch.setattr(packs, "_read", refuse_with(errno.EMFILE))
+    with pytest.raises(DamagedPackError, match=r"hsaco: Too many open files$"):
+        pack.read_object(*pack.manifest.entries.values())
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENAMETOOLONG])
+def test_root_that_cannot_be_entered(code, tmp_path, monkeypatch):
+    """Tests may run as root, who can enter any; a name that is too long is as real for everyone."""
+    root = tmp_path / ("x" * 300)
+    if code == errno.EACCES:
+        root = tmp_path
+        for name in ("listdir", "scandir", "stat"):
+            monkeypatch.setattr(os, name, refuse_with(code))
+    monkeypatch.setenv("GRISTMILL_PACK_PATH", str(root))
+    with pytest.raises(PackError, match=f"{root}: {os.strerror(code)}"):
+        packs.find_pack("gfx1151")
+
+
+def refuse_with(code):
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    return refuse
 
 
 def test_folder_and_manifest_must_agree(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def test_limit_counts_an_object_once_that_is_there_for_another_entry(fake_device
 def test_object_that_is_not_there(fake_device, tmp_path):
     for path in (tmp_path / "packs").rglob("*.cubin"):
         path.unlink()
-    with pytest.raises(DamagedPackError, match=r"No such file or directory; reinstall gristmill-sm90"):
+    with pytest.raises(DamagedPackError, match=r"No such file or directory; build the pack anew"):
         preload(unloaded_weight())
 
 
