@@ -109,7 +109,6 @@ class PreparedWeight:
         alignment = (low_bits | MAX_ALIGNMENT) & -(low_bits | MAX_ALIGNMENT)
         problem = self.problem(M, alignment)
         selection = select(problem, self.loader.facts, self.loader.pack.manifest)
-        check_int32("M", M, selection.entry)
         kernel = self.loader.kernel(selection.entry, stream)
         if selection.is_floor:
             import logging

@@ -1,10 +1,11 @@
-"""The choice of a kernel: pure, from problem, device and manifest to an entry and a verdict for each candidate."""
+"""The choice of a kernel, pure: `select` gives the entry and its launch, `verdicts` says why each entry fits or not."""
 
 from __future__ import annotations
 
 from gristmill.device import DeviceFacts
-from gristmill.errors import FormulaError, NoKernelError
+from gristmill.errors import FormulaError, ManifestError, NoKernelError
 from gristmill.formula import Formula
+from gristmill.launch import INT32_MAX
 from gristmill.manifest import Entry, Kind, Manifest
 from gristmill.named_tuple import NamedTuple
 from gristmill.problem import Problem
@@ -21,7 +22,7 @@ class Verdict(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The chosen entry with its launch, the rule that named it, and the verdict on every entry of the pack."""
+    """The chosen entry with its launch, and the origin of the rule that named it."""
 
     entry: Entry
     grid: tuple[int, int, int]
@@ -36,6 +37,7 @@ def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selecti
     Raises
     ------
     NoKernelError : no rule does; the message has one reason per entry
+    DamagedPackError : the row of an entry that could be chosen is not valid
     """
     values = {**problem.names(), **device.names()}
     kind = kind_of(problem)
@@ -70,7 +72,15 @@ def kind_of(problem: Problem) -> Kind:
 
 def verdicts(problem: Problem, device: DeviceFacts, manifest: Manifest) -> list[Verdict]:
     """The verdict on every entry of the pack, in the manifest's order."""
-    return [Verdict(name, tuple(unmet_needs(entry, problem, device))) for name, entry in manifest.entries.items()]
+    return [_verdict(name, problem, device, manifest) for name in manifest.entries]
+
+
+def _verdict(name: str, problem: Problem, device: DeviceFacts, manifest: Manifest) -> Verdict:
+    try:
+        entry = manifest.entries[name]  # read, and found right or not, only now
+    except ManifestError as error:
+        return Verdict(name, (str(error),))
+    return Verdict(name, tuple(unmet_needs(entry, problem, device)))
 
 
 def rule_verdict(name: str, problem: Problem, device: DeviceFacts, manifest: Manifest) -> str:
@@ -99,6 +109,10 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
         if not _holds(condition, values):
             found = ", ".join(f"{name}={values[name]}" for name in sorted(condition.names))
             reasons.append(f"needs {condition.text}, got {found}")
+    if problem.M > INT32_MAX or problem.N > INT32_MAX or problem.K > INT32_MAX:
+        for name, type_ in entry.arguments:
+            if type_ == "int32" and values.get(name, 0) > INT32_MAX:
+                reasons.append(f"takes {name} in 32 bits, got {values[name]}")
     threads = entry.block[0] * entry.block[1] * entry.block[2]
     if threads > device.max_threads_per_block:
         reasons.append(f"needs {threads} threads a block, the device has {device.max_threads_per_block}")

@@ -63,6 +63,22 @@ def test_refusal_says_what_was_needed_and_found(problem, reason):
     assert any(found.startswith(reason) for found in verdict.reasons)
 
 
+@pytest.mark.parametrize("name", ["M", "K"])
+def test_size_that_an_int32_argument_cannot_hold_is_a_reason(name):
+    row = entry(grid=["1", "1", "1"], dynamic_shared_bytes="0", arguments=[["x", "pointer"], [name, "int32"]])
+    problem = PROBLEM._replace(**{name: 2**31 - 1})
+    assert select(problem, DEVICE, parse(row)).entry.name == row["name"]
+    with pytest.raises(NoKernelError, match=f"takes {name} in 32 bits, got 2147483648"):
+        select(problem._replace(**{name: 2**31}), DEVICE, parse(row))
+
+
+def test_damaged_entry_of_another_dtype_is_one_of_the_reasons():
+    wrong = entry(name="wrong", needs={"dtype": "bfloat16", "zero_points": False, "conditions": []}, roundings="two")
+    pack = Manifest.open(dump(manifest(entries=[entry(), wrong], policy=[])))
+    with pytest.raises(NoKernelError, match=r"  wrong: .*entries\[1\] \(wrong\) roundings: must be an integer"):
+        select(PROBLEM, DEVICE, pack)
+
+
 def test_shared_memory_is_judged_by_the_devices_own_limit():
     pack = parse(entry())
     problem = PROBLEM._replace(K=1024)
