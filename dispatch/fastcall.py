@@ -62,27 +62,30 @@ def _bind(x: Tensor, prepared: PreparedWeight) -> Callable[..., Tensor | None] |
         kernel = choice.kernel
         raise error(kernel.function, choice.grid, kernel.block, choice.shared_bytes, status)
 
-    return _fastcall.bind(
-        x=x,
-        choices=prepared.choices,
-        failed=failed,
-        empty=_empty_strided(x.device.type),
-        is_grad_enabled=torch.is_grad_enabled,
-        dispatch_depth=torch._C._len_torch_dispatch_stack,
-        is_profiling=torch.autograd._profiler_enabled,  # type: ignore[attr-defined]
-        forward_ad=vars(torch.autograd.forward_ad),
-        launch=pointers.launch,
-        get_current=pointers.get_current,
-        is_capturing=pointers.is_capturing,
-        current=pointers.current,
-        K=prepared.K,
-        N=prepared.N,
-        low_bits=prepared.low_bits,
-        single_row_stride=prepared.single_row_stride,
-        single_out_row_stride=prepared.single_out_row_stride,
-        values=[prepared.values[name] for name in FIXED],
-        ranges=[border for view in views for border in (view.address, view.address + view.span_bytes())],
-    )
+    try:
+        return _fastcall.bind(
+            x=x,
+            choices=prepared.choices,
+            failed=failed,
+            empty=_empty_strided(x.device.type),
+            is_grad_enabled=torch.is_grad_enabled,
+            dispatch_depth=torch._C._len_torch_dispatch_stack,
+            is_profiling=torch.autograd._profiler_enabled,  # type: ignore[attr-defined]
+            forward_ad=vars(torch.autograd.forward_ad),
+            launch=pointers.launch,
+            get_current=pointers.get_current,
+            is_capturing=pointers.is_capturing,
+            current=pointers.current,
+            K=prepared.K,
+            N=prepared.N,
+            low_bits=prepared.low_bits,
+            single_row_stride=prepared.single_row_stride,
+            single_out_row_stride=prepared.single_out_row_stride,
+            values=[prepared.values[name] for name in FIXED],
+            ranges=[border for view in views for border in (view.address, view.address + view.span_bytes())],
+        )
+    except ValueError:  # an exchange table of another DLPack
+        return None
 
 
 def _has_exchange_table() -> bool:

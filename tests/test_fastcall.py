@@ -20,6 +20,7 @@ from gristmill.arrays import Device
 from gristmill.drivers.protocol import LaunchPointers
 from gristmill.errors import ArgumentError, DriverError, DTypeError, ShapeError, StrideError
 from gristmill.loader import LoadedKernel, forget_loaders
+from gristmill.manifest import MAX_ARGUMENTS
 from gristmill.prepared import Choice, prepare
 from together import together
 from torch.autograd import forward_ad
@@ -36,6 +37,7 @@ LAUNCH = ctypes.CFUNCTYPE(
 IS_CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 GET_CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
 CONTEXT = 2**63 + 5
+EXCHANGE_NAME = b"dlpack_exchange_api"
 
 
 class Function(NamedTuple):
@@ -362,10 +364,19 @@ def test_a_pack_that_is_unloaded_is_not_launched(device):
     assert prepare(weight).fast is None
 
 
-@pytest.mark.parametrize("missing", ["extension", "exchange table", "pointers"])
+@pytest.mark.parametrize("missing", ["extension", "exchange table", "known exchange table", "pointers"])
 def test_python_serves_where_c_cannot(device, monkeypatch, missing):
     if missing == "extension":
         monkeypatch.setattr(fastcall, "_fastcall", None)
+    elif missing == "known exchange table":
+        new_capsule = ctypes.pythonapi.PyCapsule_New
+        new_capsule.restype, new_capsule.argtypes = (
+            ctypes.py_object,
+            [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+        )
+        table = ctypes.create_string_buffer(b"\x02", 256)  # DLPack 2
+        capsule = new_capsule(ctypes.addressof(table), EXCHANGE_NAME, None)
+        monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", capsule)
     elif missing == "pointers":
         monkeypatch.setattr(device, "launch_pointers", lambda ordinal: None)
     else:
@@ -388,8 +399,9 @@ def test_what_python_hands_over_is_checked():
     native = fastcall._fastcall
     record = native.record(2**63, (1, 2, 3), (4, 5, 6), 7, True, 2**31 - 1, bytes(range(16)))
     assert record == native.record(2**63, (1, 2, 3), (4, 5, 6), 7, True, 2**31 - 1, bytes(range(16)))
-    for sources in (bytes(33), b"\x10"):
-        with pytest.raises(ValueError, match="sources: at most 32, each below 16"):
+    assert native.record(0, (1, 1, 1), (1, 1, 1), 0, False, 0, bytes(MAX_ARGUMENTS))
+    for sources in (bytes(MAX_ARGUMENTS + 1), b"\x10"):
+        with pytest.raises(ValueError, match="sources: at most 64, each below 16"):
             native.record(0, (1, 1, 1), (1, 1, 1), 0, False, 0, sources)
     with pytest.raises(TypeError):
         native.bind(x=np.zeros(3))

@@ -53,11 +53,12 @@ typedef int (*GetCurrent)(uint64_t *current);
 // cuStreamIsCapturing and hipStreamIsCapturing.
 typedef int (*IsCapturing)(void *stream, int *status);
 
-// The values that a kernel can take. The first five differ from call to call; the last one is the null pointer.
+// The values that a kernel can take: the fifteen names of dispatch/manifest.py, of which the first five here differ from
+// call to call, and the null pointer.
 enum { X, OUT, M_ROWS, X_ROW_STRIDE, OUT_ROW_STRIDE, VARYING, NUM_VALUES = 16 };
-#define MAX_ARGUMENTS 32
-#define MAX_RANGES 5
-#define MAX_RANK 8
+#define MAX_ARGUMENTS 64  // of an entry, as dispatch/manifest.py has it
+#define MAX_RANGES 5      // the arrays of a weight
+#define MAX_RANK 8        // of an output whose description is kept; above any in use, and any other is described anew
 
 // A kernel with its launch, kept by Python as bytes.
 typedef struct {
@@ -434,7 +435,7 @@ static PyObject *make_record(PyObject *module, PyObject *arguments) {
   int fits = num_arguments <= MAX_ARGUMENTS;
   for (Py_ssize_t i = 0; fits && i < num_arguments; i++) fits = (uint8_t)sources[i] < NUM_VALUES;
   if (!fits) {
-    PyErr_SetString(PyExc_ValueError, "sources: at most 32, each below 16");
+    PyErr_SetString(PyExc_ValueError, "sources: at most 64, each below 16");
     return NULL;
   }
   record.function = (void *)(uintptr_t)function;
