@@ -9,7 +9,7 @@ def bind(
     *,
     x: Tensor,
     choices: dict[int, Any],
-    failed: Callable[[Any, int], None],
+    raise_launch_error: Callable[[Any, int], None],
     empty: Callable[[Any, Any, Any], Tensor],
     is_grad_enabled: Callable[[], bool],
     dispatch_depth: Callable[[], int],

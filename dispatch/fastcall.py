@@ -58,7 +58,7 @@ def _bind(x: Tensor, prepared: PreparedWeight) -> Callable[..., Tensor | None] |
     views = prepared.views.values()
     error = pointers.error
 
-    def failed(choice: Choice, status: int) -> None:
+    def raise_launch_error(choice: Choice, status: int) -> None:
         kernel = choice.kernel
         raise error(kernel.function, choice.grid, kernel.block, choice.shared_bytes, status)
 
@@ -66,7 +66,7 @@ def _bind(x: Tensor, prepared: PreparedWeight) -> Callable[..., Tensor | None] |
         return _fastcall.bind(
             x=x,
             choices=prepared.choices,
-            failed=failed,
+            raise_launch_error=raise_launch_error,
             empty=_empty_strided(x.device.type),
             is_grad_enabled=torch.is_grad_enabled,
             dispatch_depth=torch._C._len_torch_dispatch_stack,

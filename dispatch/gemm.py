@@ -86,7 +86,7 @@ def run(x: ArrayView, out: ArrayView, weight: PackedWeight, prepared: PreparedWe
     x_row_stride = x.strides[0] if M > 1 else prepared.single_row_stride
     out_row_stride = out.strides[0] if M > 1 else prepared.single_out_row_stride
     low_bits = x.address | out.address | (x_row_stride | out_row_stride) * x.item_bytes | prepared.low_bits
-    choice = prepared.choices.get(M << 4 | low_bits & 15)
+    choice = prepared.choices.get(M << 4 | low_bits & 15)  # the key of `choices`
     if choice is None:
         choice = prepared.choose(M, low_bits, stream)
     prepared.launch(choice, M, x.address, x_row_stride, out.address, out_row_stride, stream)

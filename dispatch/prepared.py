@@ -14,10 +14,11 @@ from gristmill.arrays import HOST, ArrayView, Device, view
 from gristmill.errors import DeviceMismatchError, StrideError
 from gristmill.launch import ArgumentBuffer, check_int32, fill
 from gristmill.loader import LoadedKernel, Loader, dependent_caches, loader_for
-from gristmill.packed_weight import ROW_WORDS, PackedWeight
+from gristmill.packed_weight import ARRAYS, ROW_WORDS, VALUES_PER_WORD, PackedWeight
 from gristmill.problem import MAX_ALIGNMENT, OP_W4A16_GEMM, Problem
 from gristmill.select import select
 
+ALIGNED_VALUES = MAX_ALIGNMENT // 2  # of 16 bits each
 MAX_CHOICES = 4096  # of one class of weights: values of M times alignments
 
 
@@ -63,10 +64,10 @@ class PreparedWeight:
                 f"scales and zero_points must have one row stride, got {scales.strides[0]} and {zero_points.strides[0]}"
             )
         # A single row has no stride; the value given for it is the one that breaks no alignment.
-        words = -(-weight.K // 8)
+        words = -(-weight.K // VALUES_PER_WORD)
         qweight_row_stride = qweight.strides[0] if weight.N > 1 else -(-words // ROW_WORDS) * ROW_WORDS
-        self.single_row_stride = -(-weight.K // 8) * 8
-        self.single_out_row_stride = -(-weight.N // 8) * 8
+        self.single_row_stride = -(-weight.K // ALIGNED_VALUES) * ALIGNED_VALUES
+        self.single_out_row_stride = -(-weight.N // ALIGNED_VALUES) * ALIGNED_VALUES
         self.low_bits = qweight.address | qweight_row_stride * 4
         self.values = {
             "qweight": qweight.address,
@@ -82,8 +83,10 @@ class PreparedWeight:
             # Written anew in each call.
             "x": 0, "out": 0, "M": 0, "x_row_stride": 0, "out_row_stride": 0,
         }  # fmt: skip
-        kind = (self.K, self.N, self.group_size, self.dtype, self.has_zero_points, self.has_bias)
-        self.choices: dict[int, Choice] = self.loader.choices.setdefault(kind, {})
+        weight_class = (self.K, self.N, self.group_size, self.dtype, self.has_zero_points, self.has_bias)
+        # By `M << 4 | low_bits & 15`, low_bits being the bitwise or of all addresses and row strides in bytes that the
+        # alignment covers: its lowest four bits tell all alignments up to MAX_ALIGNMENT apart.
+        self.choices: dict[int, Choice] = self.loader.choices.setdefault(weight_class, {})
         # Of gristmill.fastcall: None until it has been asked, False where it cannot serve this weight.
         self.fast: Callable[..., Any] | Literal[False] | None = None
         self._pools: dict[LoadedKernel, list[ArgumentBuffer]] = {}
@@ -102,10 +105,7 @@ class PreparedWeight:
         )
 
     def choose(self, M: int, low_bits: int, stream: int) -> Choice:
-        """Select and load; `choices` keeps the result under `M << 4 | low_bits & 15`.
-
-        `low_bits` is the bitwise or of all addresses and row strides in bytes that the alignment covers.
-        """
+        """Select and load, and keep the result in `choices`, where `low_bits` is explained."""
         alignment = (low_bits | MAX_ALIGNMENT) & -(low_bits | MAX_ALIGNMENT)
         problem = self.problem(M, alignment)
         selection = select(problem, self.loader.facts, self.loader.pack.manifest)
@@ -154,7 +154,7 @@ class PreparedWeight:
 
 def weight_views(weight: PackedWeight) -> dict[str, ArrayView]:
     """Views of the arrays that `weight` has, by name; DeviceMismatchError unless all lie on one device."""
-    arrays = {name: getattr(weight, name) for name in ("qweight", "scales", "zero_points", "bias", "perm")}
+    arrays = {name: getattr(weight, name) for name in ARRAYS}
     views = {name: view(array) for name, array in arrays.items() if array is not None}
     device = views["qweight"].device
     for name, found in views.items():
@@ -168,8 +168,9 @@ def device_of_weight(weight: PackedWeight) -> Device:
     return view(weight.qweight).device
 
 
-_prepared: dict[int, tuple[weakref.ref[PackedWeight], PreparedWeight]] = {}
-dependent_caches.append(_prepared)
+prepared_weights: dict[int, tuple[weakref.ref[PackedWeight], PreparedWeight]] = {}
+"""By the id of the weight, which takes its entry along when it goes."""
+dependent_caches.append(prepared_weights)
 
 
 def prepare(weight: PackedWeight) -> PreparedWeight:
@@ -182,7 +183,7 @@ def prepare(weight: PackedWeight) -> PreparedWeight:
     NoPackError, NoDriverError, NoDeviceError : its device cannot be used
     """
     key = id(weight)
-    found = _prepared.get(key)
+    found = prepared_weights.get(key)
     if found is not None:
         return found[1]
     if device_of_weight(weight).driver == HOST:
@@ -192,7 +193,7 @@ def prepare(weight: PackedWeight) -> PreparedWeight:
     prepared = PreparedWeight(weight)
 
     def forget(_: Any, key: int = key) -> None:
-        _prepared.pop(key, None)
+        prepared_weights.pop(key, None)
 
-    _prepared[key] = (weakref.ref(weight, forget), prepared)
+    prepared_weights[key] = (weakref.ref(weight, forget), prepared)
     return prepared

@@ -25,7 +25,7 @@ from gristmill.fastcall import learn
 from gristmill.gemm import check_out, check_x, run, serve_torch, stream_handle
 from gristmill.loader import dependent_caches
 from gristmill.packed_weight import PackedWeight
-from gristmill.prepared import PreparedWeight, _prepared, prepare
+from gristmill.prepared import PreparedWeight, prepare, prepared_weights
 from gristmill.torch_weights import array_of, dtype_name, tensor_of, to_numpy, to_torch, weight_of_tensors
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
@@ -57,7 +57,7 @@ def linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None, stream: A
     has the weight's dtype already, and a call with `out`, are left alone.
     """
     if not is_dynamo_compiling():  # what else compiles calls with tensors of its own kind, or under a dispatch mode
-        found = _prepared.get(id(weight))
+        found = prepared_weights.get(id(weight))
         if found is not None:
             fast = found[1].fast
             if fast:
@@ -126,7 +126,7 @@ def _launch(x: Tensor, prepared: PreparedWeight, perm: Tensor | None) -> Tensor:
         out_address = out.data_ptr()
         low_bits = x_address | out_address | (x_row_stride | out_row_stride) << 1 | prepared.low_bits
         stream = _current_raw_stream(ordinal)
-        choice = prepared.choices.get(M << 4 | low_bits & 15)
+        choice = prepared.choices.get(M << 4 | low_bits & 15)  # the key of `choices`
         if choice is None:
             choice = prepared.choose(M, low_bits, stream)
         prepared.launch(choice, M, x_address, x_row_stride, out_address, out_row_stride, stream)

@@ -25,7 +25,7 @@ from gristmill.loader import loader_for
 from gristmill.packed_weight import dequantize
 from gristmill.placement import to_device
 from gristmill.preloading import preload
-from gristmill.prepared import _prepared, prepare
+from gristmill.prepared import prepare, prepared_weights
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 from together import together
 
@@ -164,9 +164,9 @@ def test_floor_is_logged_once_per_shape(fake_device, caplog):
 
 def test_prepared_weight_goes_with_its_weight(fake_device):
     weight = to_device(fake_driver.random_weight(8, 32, 32), "fake:0")
-    before = len(_prepared)
+    before = len(prepared_weights)
     del weight
-    assert len(_prepared) == before - 1
+    assert len(prepared_weights) == before - 1
     assert fake_device.live_bytes() == 0
 
 

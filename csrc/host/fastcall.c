@@ -53,8 +53,8 @@ typedef int (*GetCurrent)(uint64_t *current);
 // cuStreamIsCapturing and hipStreamIsCapturing.
 typedef int (*IsCapturing)(void *stream, int *status);
 
-// The values that a kernel can take: the fifteen names of dispatch/manifest.py, of which the first five here differ from
-// call to call, and the null pointer.
+// The values that a kernel can take: the fifteen names of dispatch/manifest.py, of which the first five here differ
+// from call to call, and the null pointer.
 enum { X, OUT, M_ROWS, X_ROW_STRIDE, OUT_ROW_STRIDE, VARYING, NUM_VALUES = 16 };
 #define MAX_ARGUMENTS 64  // of an entry, as dispatch/manifest.py has it
 #define MAX_RANGES 5      // the arrays of a weight
@@ -89,8 +89,8 @@ typedef struct {
   PyObject *allocation;
   int rank;
   int64_t leading[MAX_RANK];
-  PyObject *tensor_type, *torch_dtype, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *forward_ad, *choices,
-      *failed;
+  PyObject *tensor_type, *torch_dtype, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *forward_ad;
+  PyObject *choices, *raise_launch_error;
 } Weight;
 
 // Activations or results as a matrix.
@@ -213,7 +213,8 @@ static int is_fit(const Weight *weight, const Tensor *x, const Rows *x_rows, con
   return 1;
 }
 
-// The choice that Python made for this many rows at this alignment, with its record; 0 if there is none yet.
+// The choice that Python made for this many rows at this alignment, with its record; 0 if there is none yet. The key is
+// the one of PreparedWeight.choices in dispatch/prepared.py.
 static int find_choice(const Weight *weight, int64_t M, uint64_t low_bits, PyObject **choice, PyObject **record) {
   PyObject *key = PyLong_FromLongLong(M << 4 | (int64_t)(low_bits & 15));
   if (!key) return -1;
@@ -309,7 +310,7 @@ static PyObject *call(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
     } else {
       int status = launch(weight, known, &x_rows, &out_rows, stream);
       if (status) {
-        Py_XDECREF(PyObject_CallFunction(weight->failed, "Oi", choice, status));  // raises
+        Py_XDECREF(PyObject_CallFunction(weight->raise_launch_error, "Oi", choice, status));  // raises
         found = -1;
       }
     }
@@ -328,9 +329,9 @@ static PyMethodDef call_method = {"call", (PyCFunction)(void (*)(void))call, MET
 static void free_weight(PyObject *capsule) {
   Weight *weight = PyCapsule_GetPointer(capsule, WEIGHT);
   if (!weight) return;
-  PyObject *objects[] = {weight->tensor_type,    weight->torch_dtype,  weight->empty,   weight->is_grad_enabled,
-                         weight->dispatch_depth, weight->is_profiling, weight->forward_ad, weight->choices,
-                         weight->failed,         weight->allocation};
+  PyObject *objects[] = {
+      weight->tensor_type,  weight->torch_dtype, weight->empty,   weight->is_grad_enabled,    weight->dispatch_depth,
+      weight->is_profiling, weight->forward_ad,  weight->choices, weight->raise_launch_error, weight->allocation};
   for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) Py_XDECREF(objects[i]);
   PyMem_Free(weight);
 }
@@ -369,11 +370,11 @@ static const Exchange *exchange_of(PyObject *type) {
 static PyObject *bind(PyObject *module, PyObject *arguments, PyObject *names) {
   (void)module;
   static char *keywords[] = {
-      "x", "choices", "failed", "empty", "is_grad_enabled", "dispatch_depth", "is_profiling", "forward_ad",
-      "launch", "get_current", "is_capturing", "current", "K", "N", "low_bits", "single_row_stride", "single_out_row_stride",
-      "values", "ranges", NULL};
-  PyObject *x, *choices, *failed, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *forward_ad, *values,
-      *ranges;
+      "x", "choices", "raise_launch_error", "empty", "is_grad_enabled", "dispatch_depth", "is_profiling", "forward_ad",
+      "launch", "get_current", "is_capturing", "current", "K", "N", "low_bits", "single_row_stride",
+      "single_out_row_stride", "values", "ranges", NULL};
+  PyObject *x, *choices, *raise_launch_error, *empty, *is_grad_enabled, *dispatch_depth, *is_profiling, *forward_ad;
+  PyObject *values, *ranges;
   unsigned long long launch_address, get_current_address, is_capturing_address, current;
   uint64_t borders[2 * MAX_RANGES];
   Tensor tensor;
@@ -384,27 +385,27 @@ static PyObject *bind(PyObject *module, PyObject *arguments, PyObject *names) {
     PyMem_Free(weight);
     return NULL;
   }
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "$OO!OOOOOO!KKKKLLKLLOO:bind", keywords, &x, &PyDict_Type, &choices,
-                                   &failed, &empty, &is_grad_enabled, &dispatch_depth, &is_profiling, &PyDict_Type,
-                                   &forward_ad, &launch_address, &get_current_address, &is_capturing_address, &current,
-                                   &weight->K, &weight->N, &weight->low_bits, &weight->single_row_stride,
-                                   &weight->single_out_row_stride, &values, &ranges))
-    goto failed;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "$OO!OOOOOO!KKKKLLKLLOO:bind", keywords, &x, &PyDict_Type,
+                                   &choices, &raise_launch_error, &empty, &is_grad_enabled, &dispatch_depth,
+                                   &is_profiling, &PyDict_Type, &forward_ad, &launch_address, &get_current_address,
+                                   &is_capturing_address, &current, &weight->K, &weight->N, &weight->low_bits,
+                                   &weight->single_row_stride, &weight->single_out_row_stride, &values, &ranges))
+    goto error;
   weight->exchange = exchange_of((PyObject *)Py_TYPE(x));
-  if (!weight->exchange || weight->exchange->tensor_from_object(x, &tensor)) goto failed;
+  if (!weight->exchange || weight->exchange->tensor_from_object(x, &tensor)) goto error;
   weight->device = tensor.device;
   weight->dtype = tensor.dtype;
   weight->launch = (Launch)(uintptr_t)launch_address;
   weight->get_current = (GetCurrent)(uintptr_t)get_current_address;
   weight->is_capturing = (IsCapturing)(uintptr_t)is_capturing_address;
   weight->current = current;
-  if (read_numbers(values, weight->values + VARYING, NUM_VALUES - VARYING - 1, "values") < 0) goto failed;
+  if (read_numbers(values, weight->values + VARYING, NUM_VALUES - VARYING - 1, "values") < 0) goto error;
   Py_ssize_t count = read_numbers(ranges, borders, 2 * MAX_RANGES, "ranges");
-  if (count < 0) goto failed;
+  if (count < 0) goto error;
   weight->num_ranges = (int)(count / 2);
   memcpy(weight->ranges, borders, (size_t)count * sizeof *borders);
   weight->torch_dtype = PyObject_GetAttrString(x, "dtype");
-  if (!weight->torch_dtype) goto failed;
+  if (!weight->torch_dtype) goto error;
   weight->tensor_type = Py_NewRef((PyObject *)Py_TYPE(x));
   weight->empty = Py_NewRef(empty);
   weight->is_grad_enabled = Py_NewRef(is_grad_enabled);
@@ -412,11 +413,11 @@ static PyObject *bind(PyObject *module, PyObject *arguments, PyObject *names) {
   weight->is_profiling = Py_NewRef(is_profiling);
   weight->forward_ad = Py_NewRef(forward_ad);
   weight->choices = Py_NewRef(choices);
-  weight->failed = Py_NewRef(failed);
+  weight->raise_launch_error = Py_NewRef(raise_launch_error);
   PyObject *bound = PyCFunction_New(&call_method, capsule);
   Py_DECREF(capsule);
   return bound;
-failed:
+error:
   Py_DECREF(capsule);
   return NULL;
 }
@@ -449,7 +450,8 @@ static PyMethodDef methods[] = {
     {"bind", (PyCFunction)(void (*)(void))bind, METH_VARARGS | METH_KEYWORDS,
      "bind(*, x, choices, ...) -> call, for one weight and tensors like x"},
     {"record", make_record, METH_VARARGS,
-     "record(function, grid, block, shared_bytes, early_start, row_stride_limit, sources) -> bytes for a choice's `record`"},
+     "record(function, grid, block, shared_bytes, early_start, row_stride_limit, sources) -> bytes for a choice's "
+     "`record`"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fastcall", NULL, -1, methods, NULL, NULL, NULL, NULL};
