@@ -47,7 +47,8 @@ def jit_call(x: Any, weight: PackedWeight, out: Any) -> Callable[[], Any]:
 def choose(M: int, weight: PackedWeight, arch: str, multiprocessor_count: int) -> TritonVariant:
     """The tile kernel that the policy of `arch` takes, the C++ kernels left out."""
     # No bound of shared memory: a tile's row is made for its arch.
-    values = _problem(M, weight).names() | {"multiprocessor_count": multiprocessor_count, "lds_bytes": INT32_MAX}
+    own = {"multiprocessor_count": multiprocessor_count, "lds_bytes": INT32_MAX}
+    values = _problem(M, weight).formula_values() | own
     rows = {row.name: row for row in w4a16_gemm_variants.variants(arch)}
     for rule in w4a16_gemm_variants.policy(arch):
         if Formula(rule.when)(values):
@@ -59,7 +60,7 @@ def choose(M: int, weight: PackedWeight, arch: str, multiprocessor_count: int) -
 
 
 def _grid(variant: TritonVariant, M: int, weight: PackedWeight) -> tuple[int, ...]:
-    return tuple(Formula(extent)(_problem(M, weight).names()) for extent in variant.grid)
+    return tuple(Formula(extent)(_problem(M, weight).formula_values()) for extent in variant.grid)
 
 
 def _problem(M: int, weight: PackedWeight) -> Problem:

@@ -17,8 +17,8 @@ class DeviceFacts(NamedTuple):
     lds_bytes_per_block: int  # the most that a block may have: the opt-in limit on NVIDIA
     max_threads_per_block: int
 
-    def names(self) -> dict[str, int]:
-        """The values that a manifest's formulas may name."""
+    def formula_values(self) -> dict[str, int]:
+        """Its share of the values that a manifest's formulas may name."""
         return {"lds_bytes": self.lds_bytes_per_block, "multiprocessor_count": self.multiprocessor_count}
 
 

@@ -83,7 +83,7 @@ class Rule(NamedTuple):
     origin: str  # "measured on NVIDIA H200", "table for gfx1201, not measured"
 
 
-class Kind(NamedTuple):
+class Signature(NamedTuple):
     """What an entry must share with a problem before its conditions are asked."""
 
     op: str
@@ -98,7 +98,7 @@ class Manifest(NamedTuple):
     compilers: Mapping[str, str]
     source_digest: str
     entries: Mapping[str, Entry]
-    kinds: Mapping[str, Kind]  # of the entries, by their names, in the same order
+    signatures: Mapping[str, Signature]  # of the entries, by their names, in the same order
     policy: tuple[Rule, ...]
 
     @staticmethod
@@ -114,8 +114,8 @@ class Manifest(NamedTuple):
     ) -> Manifest:
         """The manifest of `entries`."""
         by_name = {entry.name: entry for entry in entries}
-        kinds = {name: Kind(e.op, e.needs.dtype, e.needs.zero_points) for name, e in by_name.items()}
-        return Manifest(arch, kind, version, compilers, source_digest, by_name, kinds, policy)
+        signatures = {name: Signature(e.op, e.needs.dtype, e.needs.zero_points) for name, e in by_name.items()}
+        return Manifest(arch, kind, version, compilers, source_digest, by_name, signatures, policy)
 
     @staticmethod
     def parse(data: bytes, origin: str = "manifest") -> Manifest:
@@ -261,7 +261,7 @@ class _Reader:
         if schema > SCHEMA:
             action = "upgrade gristmill: pip install --upgrade gristmill"
             raise self.other_schema(PackTooNewError, schema, "newer", action)
-        entries, kinds = {}, {}
+        entries, signatures = {}, {}
         for index, row in enumerate(self.field(document, "entries", list, "manifest")):
             where = f"entries[{index}]"
             name = self.name(self.object(row, where), "name", where)
@@ -269,7 +269,7 @@ class _Reader:
                 raise self.fail(where, f"second entry of the name {name!r}")
             where = f"{where} ({name})"
             entries[name] = row, where
-            kinds[name] = self.kind(row, where)
+            signatures[name] = self.signature(row, where)
         rows = self.field(document, "policy", list, "manifest")
         kind = self.field(document, "kind", str, "manifest")
         if kind not in OBJECT_KINDS:
@@ -281,11 +281,11 @@ class _Reader:
             compilers=self.mapping(document, "compilers", str, "manifest"),
             source_digest=self.digest(document, "source_digest", "manifest"),
             entries=_Entries(self, entries),
-            kinds=kinds,
+            signatures=signatures,
             policy=tuple(self.rule(row, f"policy[{index}]", entries) for index, row in enumerate(rows)),
         )
 
-    def kind(self, row: dict[str, Any], where: str) -> Kind:
+    def signature(self, row: dict[str, Any], where: str) -> Signature:
         op = self.field(row, "op", str, where)
         if op != OP_W4A16_GEMM:
             raise self.fail(where, f"op must be {OP_W4A16_GEMM!r}, got {_shown(op)}")
@@ -293,7 +293,7 @@ class _Reader:
         dtype = self.field(needs, "dtype", str, where)
         if dtype not in DTYPES:
             raise self.fail(where, f"dtype must be one of {', '.join(DTYPES)}, got {_shown(dtype)}")
-        return Kind(op, dtype, self.field(needs, "zero_points", bool, where))
+        return Signature(op, dtype, self.field(needs, "zero_points", bool, where))
 
     def entry(self, row: dict[str, Any], where: str) -> Entry:
         """An entry whose name has been found right."""
@@ -301,7 +301,7 @@ class _Reader:
         if block[0] * block[1] * block[2] > 1024:
             raise self.fail(where, f"block {block} has more than 1024 threads")
         grid = tuple([self.formula(text, where, "grid") for text in self.triple(row, "grid", where)])
-        op, dtype, zero_points = self.kind(row, where)
+        op, dtype, zero_points = self.signature(row, where)
         conditions = self.field(row["needs"], "conditions", list, where)
         return Entry(
             name=row["name"],

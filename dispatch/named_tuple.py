@@ -18,7 +18,7 @@ except ImportError:
         return property(itemgetter(position), doc=doc)
 
 
-class _Kind(type):
+class _TupleMeta(type):
     """Makes a class of annotated fields a tuple with these fields."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
@@ -59,7 +59,7 @@ class _Row(tuple):
         return f"{type(self).__name__}({shown})"
 
 
-_row_of = type.__new__(_Kind, "NamedTuple", (_Row,), {"__slots__": ()})
+_row_of = type.__new__(_TupleMeta, "NamedTuple", (_Row,), {"__slots__": ()})
 
 
 def _complete(cls: type[_Row], values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:

@@ -15,11 +15,9 @@ from gristmill.manifest import Entry, Manifest, Rule
 from gristmill.named_tuple import NamedTuple
 from gristmill.packed_weight import PackedWeight
 from gristmill.prepared import PreparedWeight, prepare
-from gristmill.problem import MAX_ALIGNMENT, Problem
+from gristmill.problem import ALIGNMENTS, MAX_ALIGNMENT, Problem
 from gristmill.ranges import Range, UndecidedError
-from gristmill.select import kind_of, select, unmet_needs
-
-ALIGNMENTS = (16, 8, 4, 2, 1)
+from gristmill.select import formula_values, select, signature_of, unmet_needs
 
 # Where the truth of a comparison of M with a number changes, counted from the number.
 _BORDERS = {"<=": (1,), ">": (1,), "<": (0,), ">=": (0,), "==": (0, 1), "!=": (0, 1)}
@@ -114,8 +112,8 @@ def reachable_entries(problem: Problem, device: DeviceFacts, manifest: Manifest)
     A superset: M is looked at in ranges, as the policy's rules divide it, and where something holds for a part of a
     range only, both what follows from it and what follows from the contrary count as reachable.
     """
-    own = kind_of(problem)
-    kin = [manifest.entries[name] for name, kind in manifest.kinds.items() if kind == own]
+    own = signature_of(problem)
+    kin = [manifest.entries[name] for name, signature in manifest.signatures.items() if signature == own]
     ranges = _row_ranges(manifest.policy)
     reached = set()
     for alignment in _alignments(problem, device, manifest.policy, kin):
@@ -130,7 +128,7 @@ def reachable_entries(problem: Problem, device: DeviceFacts, manifest: Manifest)
 
 def _candidates(problem: Problem, device: DeviceFacts, entries: list[Entry]) -> dict[str, Entry]:
     """Those of `entries` whose conditions can hold for some M, as far as that can be told without it."""
-    values = {**problem.names(), **device.names()}
+    values = formula_values(problem, device)
     known: dict[str, bool] = {}
 
     def can_hold(formula: Formula) -> bool:
@@ -144,7 +142,7 @@ def _candidates(problem: Problem, device: DeviceFacts, entries: list[Entry]) -> 
 
 def _reached(problem: Problem, device: DeviceFacts, policy: tuple[Rule, ...], candidates: dict[str, Entry]) -> set[str]:
     """Names of the candidates that selection may come to, `problem.M` being a range."""
-    values = {**problem.names(), **device.names()}
+    values = formula_values(problem, device)
     reached = set()
     for rule in policy:
         try:
@@ -194,7 +192,7 @@ def _alignments(problem: Problem, device: DeviceFacts, policy: tuple[Rule, ...],
     naming = {formula.text: formula for formula in formulas if "alignment" in formula.names}.values()
     if any("M" in formula.names for formula in naming):
         return list(ALIGNMENTS)
-    values = {**problem.names(), **device.names()}
+    values = formula_values(problem, device)
     classes: dict[tuple[int | None, ...], int] = {}
     for alignment in ALIGNMENTS:
         values["alignment"] = alignment
@@ -215,7 +213,7 @@ def _entries_for(prepared: PreparedWeight, M: range | None) -> list[Entry]:
         return reachable_entries(prepared.problem(1, MAX_ALIGNMENT), loader.facts, loader.pack.manifest)
     entries: dict[str, Entry] = {}
     for rows in M:
-        for alignment in (2, 4, 8, 16) if rows else ():
+        for alignment in ALIGNMENTS if rows else ():
             entry = select(prepared.problem(rows, alignment), loader.facts, loader.pack.manifest).entry
             entries[entry.name] = entry
     return list(entries.values())

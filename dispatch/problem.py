@@ -10,6 +10,7 @@ from gristmill.named_tuple import NamedTuple
 OP_W4A16_GEMM = "w4a16_gemm"
 DTYPES = ("float16", "bfloat16")
 MAX_ALIGNMENT = 16  # in bytes: of the widest load
+ALIGNMENTS = (16, 8, 4, 2, 1)
 
 # Half a unit in the last place, relative: the most that one rounding to the dtype changes a normal number.
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -36,8 +37,8 @@ class Problem(NamedTuple):
     def num_groups(self) -> int:
         return -(-self.K // self.group_size)
 
-    def names(self) -> dict[str, int]:
-        """The values that a manifest's formulas may name."""
+    def formula_values(self) -> dict[str, int]:
+        """Its share of the values that a manifest's formulas may name."""
         return {
             "M": self.M,
             "N": self.N,

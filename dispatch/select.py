@@ -6,7 +6,7 @@ from gristmill.device import DeviceFacts
 from gristmill.errors import FormulaError, ManifestError, NoKernelError
 from gristmill.formula import Formula
 from gristmill.launch import INT32_MAX
-from gristmill.manifest import Entry, Kind, Manifest
+from gristmill.manifest import Entry, Manifest, Signature
 from gristmill.named_tuple import NamedTuple
 from gristmill.problem import Problem
 
@@ -39,13 +39,13 @@ def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selecti
     NoKernelError : no rule does; the message has one reason per entry
     DamagedPackError : the row of an entry that could be chosen is not valid
     """
-    values = {**problem.names(), **device.names()}
-    kind = kind_of(problem)
+    values = formula_values(problem, device)
+    signature = signature_of(problem)
     for index, rule in enumerate(manifest.policy):
         if not _holds(rule.when, values):
             continue
         for name in rule.entries:
-            if manifest.kinds[name] != kind:
+            if manifest.signatures[name] != signature:
                 continue
             entry = manifest.entries[name]
             if not unmet_needs(entry, problem, device):
@@ -65,9 +65,9 @@ def select(problem: Problem, device: DeviceFacts, manifest: Manifest) -> Selecti
     raise NoKernelError("\n".join(lines))
 
 
-def kind_of(problem: Problem) -> Kind:
-    """The kind of the entries that can serve `problem`."""
-    return Kind(problem.op, problem.dtype, problem.has_zero_points)
+def signature_of(problem: Problem) -> Signature:
+    """The signature of the entries that can serve `problem`."""
+    return Signature(problem.op, problem.dtype, problem.has_zero_points)
 
 
 def verdicts(problem: Problem, device: DeviceFacts, manifest: Manifest) -> list[Verdict]:
@@ -85,7 +85,7 @@ def _verdict(name: str, problem: Problem, device: DeviceFacts, manifest: Manifes
 
 def rule_verdict(name: str, problem: Problem, device: DeviceFacts, manifest: Manifest) -> str:
     """What the policy says of an entry whose needs all hold and that was not chosen."""
-    values = {**problem.names(), **device.names()}
+    values = formula_values(problem, device)
     naming = [rule for rule in manifest.policy if name in rule.entries]
     holding = [rule for rule in naming if _holds(rule.when, values)]
     if holding:
@@ -104,7 +104,7 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
         reasons.append(f"needs {entry.needs.dtype}, got {problem.dtype}")
     if entry.needs.zero_points != problem.has_zero_points:
         reasons.append("needs zero points" if entry.needs.zero_points else "takes no zero points")
-    values = {**problem.names(), **device.names()}
+    values = formula_values(problem, device)
     for condition in entry.needs.conditions:
         if not _holds(condition, values):
             found = ", ".join(f"{name}={values[name]}" for name in sorted(condition.names))
@@ -134,9 +134,14 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
     return reasons
 
 
+def formula_values(problem: Problem, device: DeviceFacts) -> dict[str, int]:
+    """The values that a manifest's formulas may name."""
+    return {**problem.formula_values(), **device.formula_values()}
+
+
 def launch_shape(entry: Entry, problem: Problem, device: DeviceFacts) -> tuple[tuple[int, int, int], int]:
     """Grid in blocks and dynamic shared memory in bytes with which `entry` is launched for `problem`."""
-    return _launch_shape(entry, {**problem.names(), **device.names()})
+    return _launch_shape(entry, formula_values(problem, device))
 
 
 def _launch_shape(entry: Entry, values: dict[str, int]) -> tuple[tuple[int, int, int], int]:

@@ -121,7 +121,7 @@ def test_every_variable_that_is_read_is_in_the_table():
 # --- The pack format ------------------------------------------------------------------------------------------
 
 
-MANIFEST_FIELDS = {"schema", *Manifest._fields} - {"kinds"}  # which follows from the entries
+MANIFEST_FIELDS = {"schema", *Manifest._fields} - {"signatures"}  # which follows from the entries
 
 
 def test_every_field_of_a_pack_is_on_its_page():

@@ -404,10 +404,10 @@ def test_12_dropped_coverage_does_not_go_unseen(tmp_path):
     page.write_text(coverage_table([whole]))
     check_coverage([whole], page)
     dropped = {name: entry for name, entry in whole.entries.items() if not name.startswith("tiled")}
-    kinds = {name: whole.kinds[name] for name in dropped}
+    signatures = {name: whole.signatures[name] for name in dropped}
     policy = tuple(rule._replace(entries=tuple(n for n in rule.entries if n in dropped)) for rule in whole.policy)
     with pytest.raises(WheelError, match=r"the packs do not cover what .*coverage.md says") as caught:
-        check_coverage([whole._replace(entries=dropped, kinds=kinds, policy=policy)], page)
+        check_coverage([whole._replace(entries=dropped, signatures=signatures, policy=policy)], page)
     assert "-| w4a16_gemm | float16 | no |" in str(caught.value)
     with pytest.raises(WheelError, match="the packs do not cover"):
         check_coverage([], page, whole=True)  # the arch went altogether

@@ -109,7 +109,7 @@ def test_an_entry_is_checked_when_it_is_looked_at():
     """The first result waits for what is read: that of another kind, or of another rule, is not."""
     wrong = entry(name="wrong", roundings=0)
     opened = Manifest.open(dump(manifest(entries=[entry(), wrong])))
-    assert list(opened.entries) == list(opened.kinds) == [entry()["name"], "wrong"]
+    assert list(opened.entries) == list(opened.signatures) == [entry()["name"], "wrong"]
     assert len(opened.entries) == 2
     assert "wrong" in opened.entries
     assert opened.entries[entry()["name"]].roundings == 1

@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
                 "arch": device.arch,
                 "device": device.name,
                 "lds_bytes": device.lds_bytes_per_block,
-                "problem": problem.names() | {"dtype": problem.dtype, "has_zero_points": problem.has_zero_points},
+                "problem": problem.formula_values()
+                | {"dtype": problem.dtype, "has_zero_points": problem.has_zero_points},
                 "entry": chosen,
                 "origin": selection.origin if selection else None,
                 "is_floor": selection.is_floor if selection else None,
