@@ -181,7 +181,7 @@ def forget_loaders(device: Device | None = None) -> None:
 def _forget_in_fork() -> None:
     """In the child of a fork: drop what is the parent's, without a call to its driver."""
     global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
+    _lock = threading.Lock()
     for cache in dependent_caches:
         cache.clear()
     _loaders.clear()

@@ -131,6 +131,32 @@ def test_fork_while_another_thread_holds_the_locks(run):
     )
 
 
+def test_fork_before_the_driver_is_used_while_another_thread_holds_the_locks(run):
+    run(
+        """
+        import signal, threading
+        import gristmill.loader, gristmill.drivers
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with gristmill.loader._lock, gristmill.drivers._lock:
+                held.set()
+                done.wait()
+
+        def work():
+            signal.alarm(60)  # the end of a child that waits for ever
+            multiply("cuda:0")
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        in_fork(work)
+        done.set()
+        thread.join()
+        """
+    )
+
+
 def test_fork_before_the_driver_is_used(run):
     """A child that is the first to use the driver uses it; so does its parent afterwards."""
     run(

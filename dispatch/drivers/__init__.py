@@ -10,6 +10,7 @@ import importlib
 import threading
 from typing import TYPE_CHECKING
 
+from gristmill.drivers import fork_guard
 from gristmill.errors import NoDriverError
 
 if TYPE_CHECKING:
@@ -74,3 +75,12 @@ def register(driver: Driver) -> None:
     """Make `driver` the one that `get_driver(driver.name)` returns."""
     with _lock:
         _drivers[driver.name] = driver
+
+
+def _renew_lock() -> None:
+    """In the child of a fork."""
+    global _lock
+    _lock = threading.Lock()
+
+
+fork_guard.in_child.append(_renew_lock)

@@ -2,7 +2,8 @@
 
 A driver's contexts, modules and memory belong to the process that made them; a fork inherits the handles and nothing
 behind them. So when Python forks, the child's copies of the drivers that were in use are turned into ones that raise,
-and what was cached of them is forgotten. The parent, and a call in either, pay nothing for it.
+and what was cached of them is forgotten. Locks are made anew in any child: another thread of the parent may have held
+them. The parent, and a call in either, pay nothing for it.
 """
 
 from __future__ import annotations
@@ -24,22 +25,17 @@ in_child: list[Callable[[], None]] = []
 
 _drivers: list[Driver] = []
 _lock = threading.Lock()
-_registered = False
 
 
 def guard(driver: Driver) -> None:
     """Say that `driver` has been initialised in this process."""
-    global _registered
     with _lock:
-        if not _registered:
-            os.register_at_fork(after_in_child=_after_fork_in_child)
-            _registered = True
         _drivers.append(driver)
 
 
 def _after_fork_in_child() -> None:
     global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
+    _lock = threading.Lock()
     for driver in _drivers:
         _disable(driver)
     _drivers.clear()
@@ -61,3 +57,6 @@ def _disable(driver: Driver) -> None:
     # Arrays and modules of the parent that are collected here are still the parent's.
     for name in ("free", "unload_module"):
         setattr(driver, name, lambda *_: None)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
