@@ -21,14 +21,17 @@ function that is torch's or Gristmill's decides; a function of ours that torch c
 What your own code does is left alone; `enable(whole_process=True)`, or GRISTMILL_STRICT=process, watches all,
 torch too.
 
-A finder on `sys.meta_path` sees imports, an audit hook (`sys.addaudithook`) all else that Python code does. Neither
-sees what C code does behind Python's back: a driver library that opens its device files, say. An audit hook can never
+A finder on `sys.meta_path` sees imports, an audit hook (`sys.addaudithook`) nearly all else that Python code does;
+`_posixsubprocess.fork_exec`, by which multiprocessing spawns without an event, is wrapped. Not seen are `os.mkfifo` and
+`os.mknod`, which have no event, and what C code does behind Python's back: a driver library that opens its device
+files, say. An audit hook can never
 be taken out again; it is put in at the first `enable()`, so that a process which never asks pays nothing. One that has
 asked pays for a look into a table at each audit event; a call of a loaded kernel raises one, for Python's `id`.
 """
 
 from __future__ import annotations
 
+import _posixsubprocess
 import os
 import sys
 from collections import deque
@@ -96,6 +99,7 @@ def enable(*, whole_process: bool = False) -> None:
         _bytecode_off_before = sys.dont_write_bytecode
         sys.dont_write_bytecode = True
         sys.meta_path.insert(0, _finder)
+        _posixsubprocess.fork_exec = _fork_exec
     _whole_process = whole_process
     _on = True
 
@@ -106,6 +110,7 @@ def disable() -> None:
     if _on:
         sys.dont_write_bytecode = _bytecode_off_before
         sys.meta_path.remove(_finder)
+        _posixsubprocess.fork_exec = _plain_fork_exec
     _on = False
 
 
@@ -152,6 +157,15 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         _refuse(f"{_EVENTS[event]} ({' '.join([event, *map(repr, arguments[:1])])})", sys._getframe(1))
     elif arguments[2] & _WRITE_FLAGS:
         _refuse(f"opening {arguments[0]!r} for writing", sys._getframe(1))
+
+
+_plain_fork_exec = _posixsubprocess.fork_exec
+
+
+def _fork_exec(arguments: Any, *others: Any) -> int:
+    if _on:  # whoever was imported meanwhile keeps this one
+        _refuse(f"a child process (fork_exec {arguments!r})", sys._getframe(1))
+    return _plain_fork_exec(arguments, *others)
 
 
 def _refuse(what: str, frame: FrameType) -> None:

@@ -1,5 +1,6 @@
 """Strict mode: each tripwire fires, nothing else does, and the main job runs with it where nothing can be compiled."""
 
+import _posixsubprocess
 import ast
 import importlib.util
 import os
@@ -41,6 +42,10 @@ VIOLATIONS = {
     "fork": ("import os; os.fork() or os._exit(0)", r"a child process \(os\.fork"),
     "exec": ("import os; os.execv('/bin/true', ['true'])", r"a child process \(os\.exec"),
     "spawn": ("import os; os.posix_spawn('/bin/true', ['true'], {})", r"a child process \(os\.posix_spawn"),
+    "multiprocessing": (
+        "from multiprocessing.util import spawnv_passfds; spawnv_passfds(b'/bin/true', [b'true'], [])",
+        r"a child process \(fork_exec \[b't",
+    ),
     "socket": ("import socket; socket.socket()", r"a socket \(socket\.__new__ "),
     "host name": ("import socket; socket.getaddrinfo('localhost', 80)", r"a socket \(socket\.getaddrinfo 'loc"),
     "write": ("open(FOLDER + '/a', 'w')", "opening '.*/a' for writing"),
@@ -134,6 +139,24 @@ def test_it_leaves_nothing_on_the_path_of_imports():
     with strict.enforced(), strict.enforced(whole_process=True):
         assert len(sys.meta_path) == len(before) + 1
     assert sys.meta_path == before
+
+
+def test_children_are_started_as_before_once_it_is_off():
+    from multiprocessing.util import spawnv_passfds
+
+    plain = _posixsubprocess.fork_exec
+    with strict.enforced():
+        kept = _posixsubprocess.fork_exec
+        spawn(spawnv_passfds)  # somebody else's
+    assert _posixsubprocess.fork_exec is plain
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_posixsubprocess, "fork_exec", kept)  # as who was imported meanwhile has it
+        spawn(spawnv_passfds)
+    assert not strict.violations
+
+
+def spawn(start):
+    assert os.waitpid(start(b"/bin/true", [b"true"], []), 0)[1] == 0
 
 
 def test_reading_is_allowed(folder):
