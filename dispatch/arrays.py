@@ -103,6 +103,8 @@ class DeviceArray:
         if dtype not in ITEM_BYTES:
             raise DTypeError(f"dtype must be one of {', '.join(ITEM_BYTES)}, got {dtype!r}")
         shape = tuple(int(extent) for extent in shape)
+        if min(shape, default=0) < 0:
+            raise ShapeError(f"shape must have no negative extent, got {shape}")
         strides = compact_strides(shape)
         if row_stride is not None:
             if len(shape) != 2 or row_stride < shape[1]:
@@ -139,6 +141,8 @@ class DeviceArray:
     def part(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> DeviceArray:
         """A part of the same memory that starts `offset` elements after this array's first."""
         strides = compact_strides(shape) if strides is None else strides
+        if len(strides) != len(shape) or min(shape, default=0) < 0 or min(strides, default=0) < 0:
+            raise ShapeError(f"a part must have extents and strides of at least 0, got {shape} and {strides}")
         result = DeviceArray(self._memory, self.address + offset * self.item_bytes, shape, strides, self.dtype)
         end = result.address + result.view().span_bytes()
         if offset < 0 or end > self._memory.address + self._memory.size:

@@ -174,7 +174,16 @@ def _linear_on_host(x: Any, x_view: ArrayView, weight: PackedWeight, out: Any) -
     check_x(x_view, weight)
     if not isinstance(weight.qweight, np.ndarray):
         raise ArgumentError(f"x is an array on the host, weight has {type(weight.qweight).__name__}s, not numpy arrays")
-    x = x if isinstance(x, np.ndarray) else np.from_dlpack(x)
+    if out is not None and not isinstance(out, np.ndarray):
+        raise ArgumentError(f"out must be a numpy array where x is on the host, got {type(out).__name__}")
+    if out is not None and not out.flags.writeable:
+        raise ArgumentError("out must be writeable, got an array that is read-only")
+    if not isinstance(x, np.ndarray):
+        if x_view.dtype == "bfloat16":
+            raise DTypeError(
+                "x must be a numpy array of ml_dtypes.bfloat16, or a torch tensor: numpy's DLPack has none"
+            )
+        x = np.from_dlpack(x)
     result = linear_float64(x, dequantize(weight), weight.bias).astype(numpy_dtype(weight.dtype))
     if out is None:
         return result

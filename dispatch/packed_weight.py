@@ -15,6 +15,7 @@ One buffer serves every kernel. The nibbles past K in the last word are never re
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -41,6 +42,9 @@ class PackedWeight:
 
     Parameters
     ----------
+    K, N : input and output features, at least 1
+    group_size : input features per scale; -1 for K, else K or a multiple of 8
+    dtype : "float16" or "bfloat16", of scales, zero points, bias and the activations
     qweight : (N, ceil(K/8)) int32, unit inner stride
     scales : (N, num_groups)
     zero_points : like `scales`, or None
@@ -75,6 +79,7 @@ class PackedWeight:
         bias: Any = None,
         perm: Any = None,
     ) -> None:
+        K, N = _extent("K", K), _extent("N", N)
         if K < 1 or N < 1:
             raise ShapeError(f"K and N must be at least 1, got K={K} N={N}")
         group_size = resolve_group_size(group_size, K)
@@ -147,7 +152,8 @@ def pack(
     zero_points : like `scales`, or None for 8 everywhere; any real values
     bias : (N,) or None
     group_size : input features per scale; -1 for K, else a multiple of 8
-    dtype : "float16" or "bfloat16", to which scales, zero points and bias are rounded; default: the dtype of `scales`
+    dtype : "float16" or "bfloat16", to which scales, zero points and bias are rounded; default: the dtype of `scales`,
+        which must be one of the two: give it for scales in float64, say
     perm : (K,) permutation of 0..K-1, or None: column k of `q` belongs to input feature perm[k]
 
     Returns
@@ -216,6 +222,13 @@ def dequantize(weight: PackedWeight) -> np.ndarray:
     ordered = np.empty_like(w)
     ordered[:, np.asarray(weight.perm)] = w
     return ordered
+
+
+def _extent(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ShapeError(f"{name} must be an integer, got {type(value).__name__}") from None
 
 
 def _array(name: str, values: Any) -> np.ndarray:

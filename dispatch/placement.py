@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 from gristmill.arrays import HOST, Device, DeviceArray, view
-from gristmill.errors import DeviceMismatchError
+from gristmill.errors import ArgumentError, DeviceMismatchError
 from gristmill.packed_weight import ROW_WORDS, PackedWeight
 from gristmill.preloading import preload
 
@@ -20,23 +19,30 @@ def to_device(weight: PackedWeight, device: Device | str) -> PackedWeight:
 
     Returns
     -------
-    PackedWeight of `DeviceArray`s; padding between rows is kept, and qweight's rows are padded to 16 bytes, which they
-    may have lost on the way from another process
+    PackedWeight of `DeviceArray`s; qweight's rows keep their padding and have it to 16 bytes at least, which they may
+    have lost on the way from another process. The others are compact
 
     Raises
     ------
+    DeviceMismatchError, ArgumentError : the weight is on a device, or not of numpy arrays
     NoPackError, NoDriverError, NoDeviceError : the device cannot be used
+    DamagedPackError, DriverError : a kernel cannot be loaded
     """
     device = Device.parse(device) if isinstance(device, str) else device
     if view(weight.qweight).device.driver != HOST:
         raise DeviceMismatchError(f"weight must be on cpu, got {view(weight.qweight).device}")
 
-    def upload(array: Any) -> DeviceArray:
-        row_stride = view(array).strides[0] if array.ndim == 2 and array.shape[0] > 1 else None
-        if row_stride is not None and row_stride < array.shape[1]:
-            row_stride = None  # rows that repeat, or run backwards, on the host
+    if not isinstance(weight.qweight, np.ndarray):
+        raise ArgumentError(
+            f"weight must be of numpy arrays, got {type(weight.qweight).__name__}s; gristmill.to_torch places tensors"
+        )
+
+    def upload(array: np.ndarray) -> DeviceArray:
+        row_stride = None
         if array is weight.qweight:
-            row_stride = max(row_stride or 0, -(-array.shape[1] // ROW_WORDS) * ROW_WORDS)
+            N, words = array.shape
+            own = view(array).strides[0] if N > 1 else 0  # less than a row where rows repeat or run backwards
+            row_stride = max(own, -(-words // ROW_WORDS) * ROW_WORDS)
         return DeviceArray.from_numpy(array, device, row_stride=row_stride)
 
     placed = weight.map(upload)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from gristmill.arrays import Device
 from gristmill.device import DeviceFacts
-from gristmill.errors import FormulaError, PreloadLimitError
+from gristmill.errors import ArgumentError, FormulaError, PreloadLimitError
 from gristmill.formula import Formula, tokens
 from gristmill.launch import INT32_MAX
 from gristmill.loader import Loader, forget_loaders
@@ -53,6 +53,9 @@ def preload(
 
     Raises
     ------
+    ArgumentError : `weights` or `M` is nothing of the kind
+    DeviceMismatchError : a weight lies on the host, or not all of it on one device
+    NoPackError, NoDriverError, NoDeviceError : a device cannot be used
     PreloadLimitError : more than `limit_bytes` would have to be loaded; nothing has been
     NoKernelError : a value of `M` that no kernel covers
     DamagedPackError, DriverError : a kernel cannot be loaded
@@ -62,6 +65,10 @@ def preload(
     The bytes are those of the code objects; what the driver sets aside beside them is its own. Load before you measure
     how much memory is left for a KV cache. `unload` gives it all back.
     """
+    if not isinstance(weights, (PackedWeight, Iterable)):
+        raise ArgumentError(f"weights must be one PackedWeight or several, got {type(weights).__name__}")
+    if M is not None and not isinstance(M, Iterable):
+        raise ArgumentError(f"M must be a range of numbers of rows or None, got {type(M).__name__}")
     start = time.perf_counter()
     prepared_weights = map(prepare, [weights] if isinstance(weights, PackedWeight) else weights)
     # Layers of one class can hit the same entries, so each class is asked once.
@@ -92,6 +99,14 @@ def unload(device: Device | str | None = None) -> None:
     """Unload all kernels, of one device or of all; a later call loads what it needs again.
 
     No launch may be under way, and no captured graph be replayed afterwards.
+
+    Parameters
+    ----------
+    device : a `Device`, or text such as "cuda:0"; None for all
+
+    Raises
+    ------
+    DriverError : the first module that a driver refused to unload; all is forgotten all the same
     """
     forget_loaders(Device.parse(device) if isinstance(device, str) else device)
 

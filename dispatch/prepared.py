@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from gristmill.arrays import HOST, ArrayView, Device, view
-from gristmill.errors import DeviceMismatchError, StrideError
+from gristmill.errors import ArgumentError, DeviceMismatchError, StrideError
 from gristmill.launch import ArgumentBuffer, check_int32, fill
 from gristmill.loader import LoadedKernel, Loader, dependent_caches, loader_for
 from gristmill.packed_weight import ARRAYS, ROW_WORDS, VALUES_PER_WORD, PackedWeight
@@ -163,8 +163,15 @@ def weight_views(weight: PackedWeight) -> dict[str, ArrayView]:
     return views
 
 
+def check_weight(weight: PackedWeight) -> None:
+    """ArgumentError for what is no weight."""
+    if not isinstance(weight, PackedWeight):
+        raise ArgumentError(f"weight must be a PackedWeight, got {type(weight).__name__}; gristmill.pack makes one")
+
+
 def device_of_weight(weight: PackedWeight) -> Device:
-    """The device that the weight's arrays lie on."""
+    """The device that the weight's arrays lie on; ArgumentError for what is no weight."""
+    check_weight(weight)
     return view(weight.qweight).device
 
 

@@ -25,7 +25,7 @@ from gristmill.fastcall import learn
 from gristmill.gemm import check_out, check_x, run, serve_torch, stream_handle
 from gristmill.loader import dependent_caches
 from gristmill.packed_weight import PackedWeight
-from gristmill.prepared import PreparedWeight, prepare, prepared_weights
+from gristmill.prepared import PreparedWeight, check_weight, prepare, prepared_weights
 from gristmill.torch_weights import array_of, dtype_name, tensor_of, to_numpy, to_torch, weight_of_tensors
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
@@ -188,6 +188,7 @@ def _fault(x: Tensor, prepared: PreparedWeight) -> GristmillError:
 
 
 def _check_devices(x: Tensor, weight: PackedWeight) -> None:
+    check_weight(weight)
     if not isinstance(weight.qweight, Tensor):
         raise ArgumentError(f"x is a torch tensor, weight has {type(weight.qweight).__name__}s; see gristmill.to_torch")
     if x.device != weight.qweight.device:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from gristmill.arrays import HOST
-from gristmill.errors import NoDeviceError
+from gristmill.errors import ArgumentError, NoDeviceError
 from gristmill.packed_weight import ROW_WORDS, VALUES_PER_WORD, PackedWeight
 from gristmill.preloading import preload
 from gristmill.prepared import device_of_weight
@@ -21,13 +22,25 @@ def to_torch(weight: PackedWeight, device: torch.device | str) -> PackedWeight:
     weight : of numpy arrays or torch tensors
     device : as torch takes it
 
+    Returns
+    -------
+    PackedWeight of tensors; on the CPU, and where they were on `device` already, some share memory with what was given
+
     Raises
     ------
+    ArgumentError : the weight is of other arrays
     NoPackError, NoDriverError, NoDeviceError : the device cannot be used
+    DamagedPackError, DriverError : a kernel cannot be loaded
     """
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise NoDeviceError(f"{device}: torch sees no GPU")
+
+    if not isinstance(weight.qweight, (Tensor, np.ndarray)):
+        raise ArgumentError(
+            f"weight must be of numpy arrays or torch tensors, got {type(weight.qweight).__name__}s; "
+            "place the host's weight with gristmill.to_torch instead of gristmill.to_device"
+        )
 
     def convert(array: Any) -> Tensor:
         tensor = array if isinstance(array, Tensor) else tensor_of(array)
@@ -86,7 +99,9 @@ def pad_rows(qweight: Tensor) -> Tensor:
 
 
 def tensor_of(array: Any) -> Tensor:
-    """A tensor that shares memory with a numpy array; strides are kept."""
+    """A tensor that shares memory with a numpy array, strides kept; a copy where they run backwards."""
+    if min(array.strides, default=0) < 0:
+        array = array.copy()
     if str(array.dtype) == "bfloat16":
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)

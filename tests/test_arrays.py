@@ -132,6 +132,15 @@ def test_part_within_memory(driver):
         whole.part(16, (1, 5))
 
 
+def test_memory_is_never_counted_backwards(driver):
+    with pytest.raises(ShapeError, match=r"shape must have no negative extent, got \(-1, 4\)"):
+        DeviceArray.empty("fake:0", (-1, 4), "float16")
+    array = DeviceArray.empty("fake:0", (3, 4), "float16")
+    for shape, strides in (((3, 4), (-4, 1)), ((-1, 4), (4, 1)), ((3, 4), (1,))):
+        with pytest.raises(ShapeError, match="a part must have extents and strides of at least 0"):
+            array.part(0, shape, strides)
+
+
 def test_bad_requests(driver):
     with pytest.raises(StrideError, match="row_stride must be at least the row of a 2-D shape, got 4"):
         DeviceArray.empty("fake:0", (2, 5), "float16", row_stride=4)

@@ -175,7 +175,7 @@ def test_preload_loads_all_that_any_call_can_hit(fake_device):
     weight = fake_driver.random_weight(8, 32, 32, "bfloat16", zero_points=True)
     placed = to_device(weight, "fake:0")  # preloads; K >= 64 rules the tiles out
     assert loader.loaded() == ["small_bfloat16_zp", "floor_bfloat16_zp"]
-    assert preload(placed, range(1, 3)).entries == ("floor_bfloat16_zp", "small_bfloat16_zp")
+    assert preload(placed, range(1, 3)).entries == ("small_bfloat16_zp", "floor_bfloat16_zp")
     loaded = len(fake_device.called("load_module"))
     for M in (1, 4, 5, 300):
         for offset in (0, 1):
@@ -370,6 +370,86 @@ def test_on_the_host(perm):
     assert gristmill.linear(x[:0], weight).shape == (0, 24)
     with pytest.raises(ShapeError, match=r"out must be bfloat16 of shape \(5, 24\), got bfloat16 of shape \(4, 24\)"):
         gristmill.linear(x, weight, out=given[:4])
+
+
+class OnHost:
+    """An array of another library."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def read_only():
+    out = np.empty((3, 64), np.float16)
+    out.flags.writeable = False
+    return out
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (lambda: DeviceArray.empty("fake:0", (3, 64), "float16"), "out must be a numpy array .*, got DeviceArray"),
+        (lambda: [[0.0] * 64] * 3, "out must be a numpy array where x is on the host, got list"),
+        (read_only, "out must be writeable, got an array that is read-only"),
+    ],
+)
+def test_out_on_the_host_that_cannot_be_written(fake_device, out, message):
+    with pytest.raises(ArgumentError, match=message):
+        gristmill.linear(fake_driver.random_x(3, 128), fake_driver.random_weight(64, 128, 32), out=out())
+
+
+def test_bfloat16_of_another_library_on_the_host():
+    torch = pytest.importorskip("torch")
+    x, weight = OnHost(torch.zeros(3, 128).bfloat16()), fake_driver.random_weight(64, 128, 32, "bfloat16")
+    with pytest.raises(DTypeError, match=r"x must be a numpy array of ml_dtypes\.bfloat16, or a torch tensor"):
+        gristmill.linear(x, weight)
+    half = fake_driver.random_x(3, 128)
+    out = gristmill.linear(OnHost(half), fake_driver.random_weight(64, 128, 32))
+    np.testing.assert_array_equal(out, gristmill.linear(half, fake_driver.random_weight(64, 128, 32)))
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_what_is_no_weight(fake_device, on_host):
+    x = fake_driver.random_x(3, 128)
+    x = x if on_host else DeviceArray.from_numpy(x, "fake:0")
+    with pytest.raises(ArgumentError, match=r"weight must be a PackedWeight, got ndarray; gristmill\.pack makes one"):
+        gristmill.linear(x, np.zeros((64, 128), np.float16))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda weight: (weight, 5), "M must be a range of numbers of rows or None, got int"),
+        (lambda weight: (5,), "weights must be one PackedWeight or several, got int"),
+        (lambda weight: ([weight, "x"],), "weight must be a PackedWeight, got str"),
+    ],
+)
+def test_preload_of_nonsense(fake_device, arguments, message):
+    weight = to_device(fake_driver.random_weight(64, 128, 32), "fake:0")
+    with pytest.raises(ArgumentError, match=message):
+        preload(*arguments(weight))
+
+
+def test_weight_of_padded_scales_and_compact_zero_points_is_placed(fake_device):
+    weight = fake_driver.random_weight(64, 128, 32, zero_points=True)
+    padded = np.zeros((64, 8), np.float16)
+    padded[:, :4] = weight.scales
+    x = fake_driver.random_x(3, 128)
+    placed = to_device(weight.replace(scales=padded[:, :4]), "fake:0")
+    check(gristmill.linear(DeviceArray.from_numpy(x, "fake:0"), placed).to_numpy(), x, weight)
+
+
+def test_weight_of_tensors_is_not_placed_by_to_device(fake_device):
+    pytest.importorskip("torch")
+    weight = gristmill.to_torch(fake_driver.random_weight(64, 128, 32), "cpu")
+    with pytest.raises(ArgumentError, match=r"weight must be of numpy arrays, got Tensors; gristmill\.to_torch places"):
+        to_device(weight, "fake:0")
 
 
 def test_stream_handles():

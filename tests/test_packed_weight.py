@@ -121,6 +121,14 @@ def test_packed_weight_refuses_arrays_that_are_not_the_layout():
         PackedWeight(64, 4, 32, "float16", good.qweight[:, :7], good.scales)
 
 
+def test_sizes_are_integers():
+    weight = pack(np.zeros((8, 64), int), np.ones((8, 2)), group_size=32, dtype="float16")
+    assert type(weight.replace(K=np.int64(64)).K) is int
+    for name in ("K", "N"):
+        with pytest.raises(ShapeError, match=f"{name} must be an integer, got float"):
+            weight.replace(**{name: float(getattr(weight, name))})
+
+
 def test_a_weight_cannot_be_changed_but_replaced():
     weight = pack(np.zeros((4, 64), int), np.ones((4, 2)), group_size=32, dtype="float16")
     with pytest.raises(AttributeError, match="a PackedWeight cannot be changed"):

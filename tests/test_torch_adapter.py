@@ -102,6 +102,26 @@ def test_tensor_with_a_weight_of_numpy_arrays():
         gristmill.linear(random_x(3, 72), weights()[0])
 
 
+def test_tensor_with_a_dense_weight():
+    with pytest.raises(ArgumentError, match="weight must be a PackedWeight, got Tensor"):
+        gristmill.linear(random_x(3, 72), torch.zeros(24, 72))
+
+
+def test_to_torch_of_device_arrays(fake_device):
+    placed = gristmill.to_device(weights()[0], "fake:0")
+    with pytest.raises(
+        ArgumentError, match=r"of numpy arrays or torch tensors, got DeviceArrays; place the host's weight"
+    ):
+        gristmill.to_torch(placed, "cpu")
+
+
+def test_to_torch_of_rows_that_run_backwards():
+    host, _ = weights()
+    reversed_rows = host.map(lambda array: array[::-1] if array.ndim == 2 else array)
+    back = to_numpy(gristmill.to_torch(reversed_rows, "cpu"))
+    np.testing.assert_array_equal(dequantize(back), dequantize(host)[::-1])
+
+
 def test_to_torch_without_a_gpu():
     if torch.cuda.is_available():
         pytest.skip("there is one")
