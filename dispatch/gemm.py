@@ -29,7 +29,7 @@ def serve_torch(linear: Callable[..., Any], tensor_type: type) -> None:
 
 
 def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None) -> Any:
-    """Multiply 16-bit activations by a packed 4-bit weight: x @ W + bias.
+    """Multiply 16-bit activations by a packed 4-bit weight W (N, K): x @ W.T + bias.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
         host, in float64 with one rounding
     weight : see `PackedWeight`
     out : (..., N), dtype and device of `x`, unit inner stride, must not overlap `x` or `weight`; allocated when None,
-        as a torch tensor for a torch tensor, else as a `DeviceArray`
+        as a torch tensor for a torch tensor, a numpy array for an array on the host, else as a `DeviceArray`
     stream : handle of the driver's stream, or an object that has one; None for torch's current stream, without torch
         for the default stream. The call returns before the kernel ends
 
@@ -51,11 +51,16 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     ShapeError, DTypeError, StrideError, DeviceMismatchError, ArgumentError : nothing has been launched
     NoKernelError : no kernel covers the problem; one reason per candidate
     NotLoadedError : the kernel would have to be loaded while `stream` is captured; see `preload`
+    NoPackError, NoDriverError, NoDeviceError : the device cannot be used
+    DamagedPackError, DriverError : the pack cannot be read, the kernel not loaded or launched
+    ForkedProcessError : the process is a fork of one that had used the driver
 
     Notes
     -----
-    Accumulates in float32 and rounds once. M == 0 launches nothing. A weight with `perm` (act-order) is taken for
-    torch tensors and on the host; without torch, gather x[:, perm] first and pass a weight without `perm`.
+    Accumulates in float32; the output is rounded once. Some kernels also round q - z or the dequantised weight to the
+    activation dtype first: the manifest's `roundings` and `weights_in_dtype`. M == 0 launches nothing. A weight with
+    `perm` (act-order) is taken for torch tensors and on the host; without torch, gather x[:, perm] first and pass a
+    weight without `perm`.
     """
     if type(x) is _tensor_type or hasattr(x, "new_empty"):  # a torch tensor, perhaps of a class of its own
         return _torch_linear(x, weight, out, stream)

@@ -27,6 +27,7 @@ from gristmill.launch import ArgumentBuffer
 from gristmill.packed_weight import PackedWeight, dequantize, pack
 from gristmill.problem import Problem, resolve_group_size
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
+from gristmill.select import formula_values
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Case:
         alignment = 2 if self.x_offset % 8 or self.x_padding % 8 else 16
         problem = Problem("w4a16_gemm", self.M, self.N, self.K, group_size, "float16", False, self.bias, alignment)
         device = DeviceFacts("hip", "", "", 32, self.multiprocessor_count, self.lds_bytes, 1024)
-        return problem.names() | device.names()
+        return formula_values(problem, device)
 
 
 @dataclass(frozen=True)

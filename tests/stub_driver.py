@@ -86,6 +86,26 @@ def skip_where_installed(library: str) -> None:
         pytest.skip(f"this machine has {library}")
 
 
+# A program: another thread is first at the lock of `driver`, which is yet unused.
+LATE_AT_THE_LOCK = """
+class First:
+    def __init__(self, lock):
+        self.lock = lock
+
+    def __enter__(self):
+        driver._lock = self.lock
+        assert driver.device_count()
+
+    def __exit__(self, *_):
+        pass
+
+from gristmill.drivers import fork_guard
+driver._lock = First(driver._lock)
+assert driver.device_count()
+assert fork_guard._drivers == [driver]  # once
+"""
+
+
 def named(calls: Calls, name: str) -> list[dict[str, str]]:
     """The details of the calls of `name`."""
     return [details for found, details in calls if found == name]

@@ -198,6 +198,7 @@ def test_a_kernel_may_start_early_only_where_it_is_recorded(run, tmp_path):
         os.environ["STUB_FAIL"] = "cuLaunchKernelEx=1"
         x = DeviceArray.from_numpy(fake_driver.random_x(2, 32), "cuda:0")
         message = fails(DriverError, gristmill.linear, x, weight, stream=9)
+        assert message.startswith("cuLaunchKernelEx failed: NAME_OF_1 "), message
         assert "symbol symbol_early, cuda:0" in message, message
         """
     )
@@ -209,6 +210,10 @@ def test_a_kernel_may_start_early_only_where_it_is_recorded(run, tmp_path):
     plain, recorded = (named(calls, name)[0] for name in ("cuLaunchKernel", "cuLaunchKernelEx"))
     assert (recorded["attributes"], recorded["first"]) == ("1", "6:1")  # programmatic stream serialization
     assert all(recorded[key] == plain[key] for key in ("grid", "block", "shared", "stream", "arguments", "device"))
+
+
+def test_library_is_loaded_once_whichever_thread_is_first(run):
+    run('driver = get_driver("cuda")' + stub_driver.LATE_AT_THE_LOCK)
 
 
 def test_every_call_of_the_path_can_fail(run):

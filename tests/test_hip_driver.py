@@ -173,6 +173,10 @@ def test_capture(run):
     assert "hipModuleLoadData" not in names[:first_query]
 
 
+def test_library_is_loaded_once_whichever_thread_is_first(run):
+    run('driver = get_driver("hip")' + stub_driver.LATE_AT_THE_LOCK)
+
+
 def test_every_call_of_the_path_can_fail(run):
     """Each failure names the call, the code's name and the runtime's words; the next try works and nothing is lost."""
     calls = run(

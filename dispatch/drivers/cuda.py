@@ -195,12 +195,12 @@ class CudaDriver:
         current = c_void_p()
         status = self._functions["cuCtxGetCurrent"](byref(current))
         if status == 0 and current.value == self._contexts[ordinal]:
-            status = self._launch(function, grid, block, shared_bytes, arguments, stream)
+            name, status = self._launch(function, grid, block, shared_bytes, arguments, stream)
         else:
             with self._current(ordinal):
-                status = self._launch(function, grid, block, shared_bytes, arguments, stream)
+                name, status = self._launch(function, grid, block, shared_bytes, arguments, stream)
         if status:
-            raise self._launch_error(ordinal, function, grid, block, shared_bytes, status)
+            raise self._launch_error(ordinal, function, grid, block, shared_bytes, status, name)
 
     def _launch(
         self,
@@ -210,7 +210,8 @@ class CudaDriver:
         shared_bytes: int,
         arguments: ArgumentBuffer,
         stream: int,
-    ) -> int:
+    ) -> tuple[str, int]:
+        """The call that was made, and its code."""
         # A kernel that starts early reads its weight before the stores of the kernel ahead are sure to be seen. In a
         # graph that one is another layer's; outside, it may have written the weight. Nor is anything gained there: the
         # host is slower.
@@ -219,10 +220,10 @@ class CudaDriver:
             capturing = c_int()
             if functions["cuStreamIsCapturing"](stream, byref(capturing)) == 0 and capturing.value:
                 config = _LaunchConfig(grid, block, shared_bytes, stream, ctypes.pointer(_EARLY_START), 1)
-                return functions["cuLaunchKernelEx"](byref(config), function.handle, arguments.address, None)
-        return functions["cuLaunchKernel"](
-            function.handle, *grid, *block, shared_bytes, stream, arguments.address, None
-        )
+                name = "cuLaunchKernelEx"
+                return name, functions[name](byref(config), function.handle, arguments.address, None)
+        name = "cuLaunchKernel"
+        return name, functions[name](function.handle, *grid, *block, shared_bytes, stream, arguments.address, None)
 
     def launch_pointers(self, ordinal: int) -> LaunchPointers:
         from gristmill.drivers.protocol import LaunchPointers
@@ -236,11 +237,18 @@ class CudaDriver:
         return LaunchPointers(launch, get_current, is_capturing, context, partial(self._launch_error, ordinal))
 
     def _launch_error(
-        self, ordinal: int, function: CudaFunction, grid: Dim3, block: Dim3, shared_bytes: int, status: int
+        self,
+        ordinal: int,
+        function: CudaFunction,
+        grid: Dim3,
+        block: Dim3,
+        shared_bytes: int,
+        status: int,
+        name: str = "cuLaunchKernel",  # the only one that is launched with from C
     ) -> DriverError:
         where = f"symbol {function.symbol}, {self._where(ordinal)}, grid {grid}, block {block}, "
         where += f"{shared_bytes} bytes of dynamic shared memory"
-        return DriverError(f"cuLaunchKernel failed: {self._text(status)} [{where}]")
+        return DriverError(f"{name} failed: {self._text(status)} [{where}]")
 
     def is_capturing(self, ordinal: int, stream: int) -> bool:
         capturing = c_int()
@@ -314,6 +322,8 @@ class CudaDriver:
         if self._functions:
             return self._functions
         with self._lock:
+            if self._functions:  # another thread was first
+                return self._functions
             try:
                 library = ctypes.CDLL(LIBRARY)
                 functions = {name: _declare(library, name) for name in _ARGUMENTS}

@@ -203,6 +203,8 @@ class HipDriver:
         if self._bindings is not None:
             return self._bindings
         with self._lock:
+            if self._bindings is not None:  # another thread was first
+                return self._bindings
             try:
                 hip = importlib.import_module("hip").hip
             except ImportError as error:
