@@ -350,7 +350,7 @@ def _is_derived(tensor: Tensor) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def _refuse_derivative(*_: Any) -> NoReturn:
+def _refuse_derivative() -> NoReturn:
     raise NotImplementedError(
         "gristmill::w4a16_linear is for inference and has no derivative; call it under torch.no_grad(), with no tangent"
     )
@@ -365,8 +365,13 @@ def _without_derivative() -> Any:
         def forward(context: Any, below: Any, *arguments: Any) -> Tensor:
             return _below_autograd(below, *arguments)
 
-        backward = staticmethod(_refuse_derivative)
-        jvp = staticmethod(_refuse_derivative)
+        @staticmethod
+        def backward(context: Any, *gradients: Any) -> NoReturn:
+            _refuse_derivative()
+
+        @staticmethod
+        def jvp(context: Any, *tangents: Any) -> NoReturn:
+            _refuse_derivative()
 
     return WithoutDerivative
 

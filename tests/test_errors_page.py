@@ -441,6 +441,7 @@ MISTAKES: dict[str, list[Callable[[Machine], object]]] = {
         lambda m: m.linear(m.x(), m.weight(perm=True)),
         copy_on_another_stream,
         gradient_through_out,
+        lambda m: gristmill.linear(m.x(), np.zeros((N, K))),
         strict_of_nonsense,
     ],
     "ShapeError": [lambda m: m.linear(m.x(3, K + 8)), wrong_scales, wrong_group_size],
