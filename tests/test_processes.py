@@ -144,10 +144,10 @@ def test_fork_before_the_driver_is_used_while_another_thread_holds_the_locks(run
                 done.wait()
 
         def work():
-            signal.alarm(60)  # the end of a child that waits for ever
+            signal.alarm(20)  # the end of a child that waits for ever
             multiply("cuda:0")
 
-        thread = threading.Thread(target=hold)
+        thread = threading.Thread(target=hold, daemon=True)
         thread.start()
         held.wait()
         in_fork(work)
