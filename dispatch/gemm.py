@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gristmill.arrays import HOST, ArrayView, DeviceArray, numpy_dtype, view
+from gristmill.arrays import HOST, ArrayView, DeviceArray, view
 from gristmill.errors import ArgumentError, DeviceMismatchError, DTypeError, ShapeError, StrideError
-from gristmill.packed_weight import PackedWeight, dequantize
+from gristmill.packed_weight import PackedWeight, dequantize, round_to
 from gristmill.prepared import Choice, PreparedWeight, device_of_weight, prepare
 
 
@@ -58,9 +58,11 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     Notes
     -----
     Accumulates in float32; the output is rounded once. Some kernels also round q - z or the dequantised weight to the
-    activation dtype first: the manifest's `roundings` and `weights_in_dtype`. M == 0 launches nothing. A weight with
-    `perm` (act-order) is taken for torch tensors and on the host; without torch, gather x[:, perm] first and pass a
-    weight without `perm`.
+    activation dtype first: the manifest's `roundings` and `weights_in_dtype`. So, as that of a dense layer, the
+    result may be infinite or NaN where (q - z) * s is too large for the dtype, and also where sums of x * (q - z)
+    pass float32 before the scale. The dot products of RDNA take denormal bfloat16 numbers as zero. M == 0 launches
+    nothing. A weight with `perm` (act-order) is taken for torch tensors and on the host; without torch, gather x[:,
+    perm] first and pass a weight without `perm`.
     """
     if type(x) is _tensor_type or hasattr(x, "new_empty"):  # a torch tensor, perhaps of a class of its own
         return _torch_linear(x, weight, out, stream)
@@ -189,7 +191,7 @@ def _linear_on_host(x: Any, x_view: ArrayView, weight: PackedWeight, out: Any) -
                 "x must be a numpy array of ml_dtypes.bfloat16, or a torch tensor: numpy's DLPack has none"
             )
         x = np.from_dlpack(x)
-    result = linear_float64(x, dequantize(weight), weight.bias).astype(numpy_dtype(weight.dtype))
+    result = round_to(linear_float64(x, dequantize(weight), weight.bias), weight.dtype)
     if out is None:
         return result
     if tuple(out.shape) != result.shape or out.dtype != result.dtype:

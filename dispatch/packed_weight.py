@@ -242,13 +242,27 @@ def _rounded(name: str, values: np.ndarray, dtype: str) -> np.ndarray:
     values = _array(name, values)
     if values.dtype.kind not in "fiu" and str(values.dtype) != "bfloat16":
         raise DTypeError(f"{name} must hold real numbers, got {values.dtype}")
-    with np.errstate(over="ignore"):
-        rounded = values.astype(numpy_dtype(dtype))
+    rounded = round_to(values, dtype)
     finite = np.isfinite(rounded.astype(np.float32))
     if not finite.all():
         at = tuple(int(i) for i in np.argwhere(~finite)[0])
         raise ArgumentError(f"{name}{list(at)} = {values[at]} is not finite in {dtype}")
     return np.ascontiguousarray(rounded)
+
+
+def round_to(values: np.ndarray, dtype: str) -> np.ndarray:
+    """`values` rounded once, to nearest even, to "float16" or "bfloat16"; what is too large becomes infinite.
+
+    ml_dtypes goes from float64 to bfloat16 by way of float32, which would round twice. Rounded to odd on the way, a
+    number keeps to its side of a tie.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype == "bfloat16" and (values.dtype == np.float64 or values.dtype.kind in "iu"):
+            exact = values.astype(np.float64)
+            single = exact.astype(np.float32)
+            toward_zero = single.view(np.uint32) - (np.abs(single) > np.abs(exact))
+            values = (toward_zero | (single != exact)).view(np.float32)
+        return values.astype(numpy_dtype(dtype))
 
 
 def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: str, rule: str) -> None:

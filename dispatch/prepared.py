@@ -59,6 +59,8 @@ class PreparedWeight:
         self.has_bias = "bias" in self.views
         self.has_perm = "perm" in self.views
         self.loader: Loader = loader_for(self.device)
+        if weight.N > 1 and scales.strides[0] < weight.num_groups:  # the kernels take N * num_groups numbers as there
+            raise StrideError(f"rows of scales must not overlap, got row stride {scales.strides[0]}")
         if zero_points is not None and zero_points.strides[0] != scales.strides[0] and weight.N > 1:
             raise StrideError(
                 f"scales and zero_points must have one row stride, got {scales.strides[0]} and {zero_points.strides[0]}"
@@ -186,7 +188,7 @@ def prepare(weight: PackedWeight) -> PreparedWeight:
     Raises
     ------
     DeviceMismatchError : the weight lies on the host, or not all of it on one device
-    StrideError : scales and zero points differ in row stride
+    StrideError : rows of scales overlap, or scales and zero points differ in row stride
     NoPackError, NoDriverError, NoDeviceError : its device cannot be used
     """
     key = id(weight)

@@ -511,3 +511,21 @@ def test_import_is_light():
     program = "import time; t = time.perf_counter(); import gristmill; print(time.perf_counter() - t)"
     best = min(float(subprocess.check_output([sys.executable, "-c", program])) for _ in range(5))
     assert best < 0.05
+
+
+def test_rows_of_scales_that_overlap_are_refused(fake_device):
+    """One scale for all rows: the kernels read N numbers where the scales lie."""
+    weight = to_device(fake_driver.random_weight(8, 72, -1), "fake:0")
+    one = weight.replace(scales=weight.scales.part(0, (8, 1), (0, 1)))
+    with pytest.raises(StrideError, match="rows of scales must not overlap, got row stride 0"):
+        gristmill.linear(DeviceArray.from_numpy(fake_driver.random_x(3, 72), "fake:0"), one)
+
+
+def test_the_host_rounds_once():
+    """1 + 2^-8 + 2^-30 lies above a tie of bfloat16; float32 on the way would lose that."""
+    q = np.full((1, 24), 8)
+    q[0, :3] = 9
+    weight = gristmill.pack(q, np.ones((1, 1)), group_size=-1, dtype="bfloat16")
+    x = np.zeros((1, 24), numpy_dtype("bfloat16"))
+    x[0, :3] = 1, 2.0**-8, 2.0**-30
+    assert float(gristmill.linear(x, weight)[0, 0]) == 1 + 2.0**-7

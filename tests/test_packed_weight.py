@@ -5,7 +5,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gristmill.errors import ArgumentError, DTypeError, ShapeError, StrideError
-from gristmill.packed_weight import PackedWeight, dequantize, pack, pack_nibbles, unpack_nibbles
+from gristmill.packed_weight import PackedWeight, dequantize, pack, pack_nibbles, round_to, unpack_nibbles
+from hypothesis import given
+from hypothesis import strategies as st
 
 SHAPES = [(N, K) for N in (1, 7, 8, 24, 72, 136) for K in (1, 7, 8, 72, 128, 577, 2112)]
 
@@ -145,3 +147,22 @@ def test_a_weight_cannot_be_changed_but_replaced():
     for copied in (copy.copy(weight), copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
         np.testing.assert_array_equal(copied.qweight, weight.qweight)
         assert (copied.K, copied.group_size, copied.dtype, copied.bias) == (64, 32, "float16", None)
+
+
+def test_bfloat16_is_rounded_once():
+    """By way of float32, 1 + 2^-8 + 2^-30 would come to the tie 1 + 2^-8, and from there to 1."""
+    above, below = 1 + 2.0**-8 + 2.0**-30, 1 + 3 * 2.0**-8 - 2.0**-30
+    values = np.array([above, -above, below, 1 + 2.0**-8, np.nan, np.inf, 1e39, 0.0, 2.0**-140])
+    expected = [1 + 2.0**-7, -1 - 2.0**-7, 1 + 2.0**-7, 1.0, np.nan, np.inf, np.inf, 0.0, 0.0]
+    np.testing.assert_array_equal(round_to(values, "bfloat16").astype(np.float64), expected)
+    assert round_to(np.array([2**24 + 2**16 + 1]), "bfloat16").astype(int) == 2**24 + 2**17
+    q = np.zeros((1, 8), int)
+    assert float(pack(q, np.full((1, 1), above), group_size=-1, dtype="bfloat16").scales[0, 0]) == 1 + 2.0**-7
+
+
+@given(st.floats(width=64, allow_nan=False, min_value=-3e38, max_value=3e38))
+def test_nearest_bfloat16(value):
+    found = float(round_to(np.array([value]), "bfloat16")[0])
+    bits = int(np.array([value], np.float32).view(np.uint32)[0]) >> 16
+    neighbours = (np.array([max(bits - 1, 0), bits, bits + 1], np.uint32) << 16).view(np.float32).astype(np.float64)
+    assert abs(found - value) <= np.abs(neighbours[np.isfinite(neighbours)] - value).min()

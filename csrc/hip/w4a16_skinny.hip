@@ -19,8 +19,9 @@
 // Numbers. q - z is exact with the implied zero, else rounded once to the dtype of x. Products and sums are float32:
 // a lane adds the 32 products of its chunk (one group, one scale) with v_dot2, multiplies by the scale and adds to its
 // accumulator in one fma; lanes meet in a tree of 5 additions; then the bias, then the one rounding. A product passes
-// no more than K + 1 float32 additions. v_dot2 takes float32 denormals as zero: sums below 2^-126 may vanish. An infinity
-// that meets a weight of zero is NaN, as in the reference; an overflow of the output is an infinity.
+// no more than K + 1 float32 additions. v_dot2 takes denormals of bf16 and float32 as zero: activations, and sums before
+// the scale, below 2^-126 may vanish. Sums before the scale that pass float32 are infinite or NaN. An infinity that meets
+// a weight of zero is NaN, as in the reference; an overflow of the output is an infinity.
 //
 // What binds, by count. VALU instructions a weight and lane in the main loop, executed in the emulator, gfx1151 (gfx1201
 // within 10 %; all rows in ../w4a16_skinny_hip_counts.py):
