@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import gristmill.packs
 from gristmill.device import PACKS_FOR_ARCH
 from gristmill.drivers import driver_names, get_driver
 from gristmill.drivers.default import HARDWARE
@@ -23,7 +21,7 @@ from gristmill.errors import (
     PackTooOldError,
 )
 from gristmill.kfd import NODES, arch_of_override, chips
-from gristmill.packs import Pack, distribution_name, find_pack
+from gristmill.packs import Pack, distribution_name, find_pack, folders_in, pack_roots
 
 UNSET_OVERRIDE = "unset HSA_OVERRIDE_GFX_VERSION"
 
@@ -89,26 +87,20 @@ def diagnose(kfd_nodes: Path = NODES) -> Diagnosis:
     fixes += [fix for fix in (*(row.fix for row in devices), *(row.fix for row in packs)) if fix]
     if not devices:
         fixes += _fixes_without_device(hardware, amd_chips)
-    mismatches = [f"packs in {root} cannot be read: {reason}" for root, reason in unreadable.items()]
+    mismatches = [f"packs cannot be read: {reason}" for reason in unreadable.values()]
     mismatches += _mismatches(devices, packs, amd_chips)
     return Diagnosis(can_run, drivers, packs, amd_chips, mismatches, _distinct(fixes))
 
 
 def _pack_folders() -> tuple[list[Path], Mapping[Path, str]]:
-    """As `gristmill.packs.pack_folders`, but what cannot be read is told with its reason and does not hide the rest."""
-    roots = pack_path()
-    spec = importlib.util.find_spec(gristmill.packs.NAMESPACE)
-    if spec is not None and spec.submodule_search_locations is not None:
-        roots += map(Path, spec.submodule_search_locations)
+    """The folders of all packs, and for each root that cannot be read the reason: it does not hide the others."""
     folders: list[Path] = []
     unreadable = {}
-    for root in roots:
+    for root in pack_roots():
         try:
-            folders += sorted(child for child in root.iterdir() if (child / "manifest.json").is_file())
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            unreadable[root] = str(error.strerror)
+            folders += folders_in(root)
+        except PackError as error:
+            unreadable[root] = str(error)
     return folders, unreadable
 
 

@@ -112,25 +112,32 @@ def distribution_name(arch: str) -> str:
 
 
 def pack_folders() -> list[Path]:
-    """Folders of all packs: first those on GRISTMILL_PACK_PATH, then the installed portions of `gristmill_packs`.
+    """Folders of all packs, in the order of `pack_roots`.
 
     Raises
     ------
-    PackError : a folder that is there cannot be read
+    PackError : a root that is there cannot be read
     """
+    return [folder for root in pack_roots() for folder in folders_in(root)]
+
+
+def pack_roots() -> list[Path]:
+    """Where packs are looked for: first GRISTMILL_PACK_PATH, then the installed portions of `gristmill_packs`."""
     roots = list(pack_path())
     spec = importlib.util.find_spec(NAMESPACE)
     if spec is not None and spec.submodule_search_locations is not None:
         roots += [Path(location) for location in spec.submodule_search_locations]
-    folders = []
-    for root in roots:
-        try:
-            folders += sorted(child for child in root.iterdir() if (child / "manifest.json").is_file())
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise PackError(f"{root}: {error.strerror}") from None
-    return folders
+    return roots
+
+
+def folders_in(root: Path) -> list[Path]:
+    """Folders of the packs in `root`, none where it is not there; PackError when it cannot be read."""
+    try:
+        return sorted(child for child in root.iterdir() if (child / "manifest.json").is_file())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise PackError(f"{root}: {error.strerror}") from None
 
 
 def installed_archs() -> list[str]:

@@ -215,7 +215,7 @@ def test_folder_that_cannot_be_read_does_not_hide_the_next(machine, tmp_path, mo
     code, answer, text = machine(cuda=("sm90",))
     assert code == 1  # a call would fail as `find_pack` does
     assert [(pack["folder"], pack["problem"]) for pack in answer["packs"]] == [(str(f), None) for f in folders]
-    assert f"mismatch: packs in {locked} cannot be read: Permission denied" in text
+    assert f"mismatch: packs cannot be read: {locked}: Permission denied" in text
     assert devices(answer, "cuda")[0]["problem"] == f"{locked}: Permission denied"
     assert answer["fixes"] == [f"let this process read {locked}, or take it off GRISTMILL_PACK_PATH"]
 
