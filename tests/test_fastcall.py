@@ -225,6 +225,7 @@ def test_what_is_recorded_to_start_early_is_left_to_python(device, monkeypatch):
         assert (in_c(x, weight, stream=stream) is not None) == in_c_too
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch, for make_dual
 def test_gradients_modes_and_the_profiler_see_an_operator(device):
     from torch.utils._python_dispatch import TorchDispatchMode
 
