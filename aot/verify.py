@@ -86,7 +86,7 @@ def verify_packs(
 def _verify(pack: Pack, cache: Path, jobs: int, progress: Callable[[str], None]) -> VerificationReport:
     arch = pack.manifest.arch
     records = _emulate(pack, cache, jobs, progress) if arch in emulated.ARCHS else _recorded(pack)
-    _write(pack.folder / "verified.json", dump_records(records))
+    _write(Path(pack.folder, "verified.json"), dump_records(records))
     unverified = tuple(name for name in pack.manifest.entries if name not in records)
     return VerificationReport(arch, records, unverified)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,9 +93,9 @@ def diagnose(kfd_nodes: Path = NODES) -> Diagnosis:
     return Diagnosis(can_run, drivers, packs, amd_chips, mismatches, _distinct(fixes))
 
 
-def _pack_folders() -> tuple[list[Path], Mapping[Path, str]]:
+def _pack_folders() -> tuple[list[str], Mapping[str, str]]:
     """The folders of all packs, and for each root that cannot be read the reason: it does not hide the others."""
-    folders: list[Path] = []
+    folders: list[str] = []
     unreadable = {}
     for root in pack_roots():
         try:
@@ -104,8 +105,8 @@ def _pack_folders() -> tuple[list[Path], Mapping[Path, str]]:
     return folders, unreadable
 
 
-def _pack_finding(folder: Path) -> PackFinding:
-    row = PackFinding(folder.name, str(folder))
+def _pack_finding(folder: str) -> PackFinding:
+    row = PackFinding(os.path.basename(folder), folder)
     try:
         pack = Pack.open(folder)
         row.version = pack.manifest.version
@@ -139,10 +140,10 @@ def _device_finding(driver: Driver, ordinal: int, packs: Sequence[PackFinding]) 
         f"{driver.name}:{ordinal}", facts.arch, facts.name, facts.multiprocessor_count, facts.lds_bytes_per_block
     )
     try:
-        row.pack = str(find_pack(facts.arch).folder)
+        row.pack = find_pack(facts.arch).folder
     except PackError as error:
         serving = PACKS_FOR_ARCH.get(facts.arch, ())
-        folder = next((Path(pack.folder) for arch in serving for pack in packs if pack.arch == arch), None)
+        folder = next((pack.folder for arch in serving for pack in packs if pack.arch == arch), None)
         row.problem, row.fix = str(error), fix_of(error, facts.arch, folder)
         return row
     for pack in packs:
@@ -205,17 +206,17 @@ def _fixes_without_device(hardware: Sequence[DriverFinding], amd_chips: Sequence
     return lines + [f"for {row.driver}: {row.problem}" for row in hardware if row.problem]
 
 
-def fix_of(error: PackError, arch: str, folder: Path | None) -> str | None:
+def fix_of(error: PackError, arch: str, folder: str | None) -> str | None:
     """What repairs what `error` says of the pack for `arch`, in `folder` if there is one; None where nothing does."""
     serving = PACKS_FOR_ARCH.get(arch)
     if isinstance(error, PackTooNewError):
         return "pip install --upgrade gristmill"
     if serving is None:
         return None
-    if folder is not None and folder.parent in pack_path() and isinstance(error, PackTooOldError | DamagedPackError):
+    root, name = os.path.split(folder or "")
+    if root in pack_path() and isinstance(error, PackTooOldError | DamagedPackError):
         # It comes before whatever pip installs.
-        build = f"gristmill build --arch {folder.name} --out {shlex.quote(str(folder.parent))}"
-        return f"{build}; or remove {folder}"
+        return f"gristmill build --arch {name} --out {shlex.quote(root)}; or remove {folder}"
     wheel = distribution_name(serving[0])
     if isinstance(error, PackTooOldError):
         return f"pip install --upgrade {wheel}"

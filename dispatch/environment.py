@@ -10,14 +10,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from gristmill.errors import ArgumentError
 
 
-def pack_path() -> list[Path]:
-    """Folders named by GRISTMILL_PACK_PATH."""
-    return [Path(part) for part in os.environ.get("GRISTMILL_PACK_PATH", "").split(os.pathsep) if part]
+def pack_path() -> list[str]:
+    """Folders named by GRISTMILL_PACK_PATH, without a slash at their ends."""
+    return [part.rstrip("/") or "/" for part in os.environ.get("GRISTMILL_PACK_PATH", "").split(os.pathsep) if part]
 
 
 def chip_override() -> str | None:

@@ -1,4 +1,7 @@
-"""Packs on disk: where they are found, how they are read. Read-only; nothing here writes."""
+"""Packs on disk: where they are found, how they are read. Read-only; nothing here writes.
+
+Folders are strings: the first result of a process would wait 4 ms for pathlib.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gristmill.device import PACKS_FOR_ARCH
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from gristmill.verified import Record
 
 NAMESPACE = "gristmill_packs"
+MANIFEST = "manifest.json"
+RECORDS = "verified.json"
 
 # The most that is read of a code object: the largest wheel has 10 MB.
 MAX_OBJECT_BYTES = 64 * 2**20
@@ -33,18 +37,19 @@ _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG)
 class Pack(NamedTuple):
     """One pack: a folder with `manifest.json`, `objects/` and, once it has been verified, `verified.json`."""
 
-    folder: Path
+    folder: str
     manifest: Manifest
 
     @staticmethod
-    def open(folder: Path) -> Pack:
+    def open(folder: str | os.PathLike[str]) -> Pack:
         """Read the manifest of `folder`; its entries are checked, and the code objects read, when they are needed."""
-        path = folder / "manifest.json"
+        folder = os.fspath(folder)
+        path = f"{folder}/{MANIFEST}"
         try:
-            data = _read(folder, (path.name,), MAX_BYTES)
+            data = _read(folder, (MANIFEST,), MAX_BYTES)
         except OSError as error:
             raise ManifestError(f"{path}: {error.strerror}") from None
-        return Pack(folder, Manifest.open(data, origin=str(path)))
+        return Pack(folder, Manifest.open(data, origin=path))
 
     def object_bytes(self, entry: Entry) -> int:
         """Size of the entry's code object; DamagedPackError when it is not there."""
@@ -71,20 +76,20 @@ class Pack(NamedTuple):
         """Per entry on what it was run and how far it was off; only records of the objects that are in the pack."""
         from gristmill.verified import read_records, records_of  # a launch needs none of it
 
-        path = self.folder / "verified.json"
+        path = f"{self.folder}/{RECORDS}"
         try:
-            data = _read(self.folder, (path.name,), MAX_BYTES)
+            data = _read(self.folder, (RECORDS,), MAX_BYTES)
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise ManifestError(f"{path}: {error.strerror}") from None
-        return records_of(self.manifest.entries, read_records(data, str(path)))
+        return records_of(self.manifest.entries, read_records(data, path))
 
     def _damaged(self, what: str, code: int | None = None) -> DamagedPackError:
         """The error for `what`, with its fix unless `code` is of an OSError that has nothing to do with the pack."""
         if code is not None and code not in _DAMAGE:
             return DamagedPackError(what)
-        if self.folder.parent in pack_path():
+        if os.path.dirname(self.folder) in pack_path():
             return DamagedPackError(f"{what}; build the pack anew or remove {self.folder}")
         return DamagedPackError(f"{what}; reinstall {distribution_name(self.manifest.arch)}")
 
@@ -111,7 +116,7 @@ def distribution_name(arch: str) -> str:
     return f"gristmill-{arch}"
 
 
-def pack_folders() -> list[Path]:
+def pack_folders() -> list[str]:
     """Folders of all packs, in the order of `pack_roots`.
 
     Raises
@@ -121,31 +126,40 @@ def pack_folders() -> list[Path]:
     return [folder for root in pack_roots() for folder in folders_in(root)]
 
 
-def pack_roots() -> list[Path]:
+def pack_roots() -> list[str]:
     """Where packs are looked for: first GRISTMILL_PACK_PATH, then the installed portions of `gristmill_packs`."""
-    roots = list(pack_path())
+    roots = pack_path()
     spec = importlib.util.find_spec(NAMESPACE)
     if spec is not None and spec.submodule_search_locations is not None:
-        roots += [Path(location) for location in spec.submodule_search_locations]
+        roots += spec.submodule_search_locations
     return roots
 
 
-def folders_in(root: Path) -> list[Path]:
+def folders_in(root: str) -> list[str]:
     """Folders of the packs in `root`, none where it is not there; PackError when it cannot be read."""
     try:
-        return sorted(child for child in root.iterdir() if (child / "manifest.json").is_file())
+        return [folder for name in sorted(os.listdir(root)) if _has_manifest(folder := f"{root}/{name}")]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise PackError(f"{root}: {error.strerror}") from None
 
 
+def _has_manifest(folder: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(f"{folder}/{MANIFEST}").st_mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+
+
 def installed_archs() -> list[str]:
     """Archs of the packs found, by folder name, first found first."""
-    return list(dict.fromkeys(folder.name for folder in pack_folders()))
+    return list(dict.fromkeys(map(os.path.basename, pack_folders())))
 
 
-def find_pack(arch: str, folders: Sequence[Path] | None = None) -> Pack:
+def find_pack(arch: str, folders: Sequence[str | os.PathLike[str]] | None = None) -> Pack:
     """The pack that serves devices of `arch`.
 
     Raises
@@ -153,16 +167,16 @@ def find_pack(arch: str, folders: Sequence[Path] | None = None) -> Pack:
     NoPackError : none is installed; the message has the pip line
     ManifestError : the pack found cannot be read
     """
-    folders = pack_folders() if folders is None else folders
+    folders = pack_folders() if folders is None else [os.fspath(folder) for folder in folders]
     serving = PACKS_FOR_ARCH.get(arch, ())
     for pack_arch in serving:
         for folder in folders:
-            if folder.name == pack_arch:
+            if os.path.basename(folder) == pack_arch:
                 pack = Pack.open(folder)
                 if pack.manifest.arch != pack_arch:
                     raise ManifestError(f"{folder}: the folder says {pack_arch}, the manifest {pack.manifest.arch}")
                 return pack
-    found = ", ".join(dict.fromkeys(folder.name for folder in folders)) or "none"
+    found = ", ".join(dict.fromkeys(map(os.path.basename, folders))) or "none"
     if not serving:
         raise NoPackError(
             f"no pack is made for {arch}; archs served: {', '.join(PACKS_FOR_ARCH)}. Packs found: {found}"
@@ -172,7 +186,7 @@ def find_pack(arch: str, folders: Sequence[Path] | None = None) -> Pack:
     )
 
 
-def _read(folder: Path, names: Sequence[str], most: int) -> bytes:
+def _read(folder: str, names: Sequence[str], most: int) -> bytes:
     """The content of a file below the pack in `folder`; OSError, also for more than `most` bytes.
 
     The folder may be reached by a link. What lies in it may not be one: a pack holds its files itself, and a link could

@@ -2,8 +2,8 @@
 
 import errno
 import json
+import os
 import shlex
-from pathlib import Path
 
 import fake_driver
 import pytest
@@ -200,10 +200,10 @@ def test_pip_does_not_mend_what_lies_below_the_pack_path(machine, what):
 
 
 def test_folder_that_cannot_be_read_does_not_hide_the_next(machine, tmp_path, monkeypatch):
-    really = Path.iterdir
+    really = os.listdir
 
-    def iterdir(path):
-        if path == tmp_path / "locked":
+    def listdir(path="."):
+        if path == str(tmp_path / "locked"):
             raise PermissionError(errno.EACCES, "Permission denied")
         return really(path)
 
@@ -211,7 +211,7 @@ def test_folder_that_cannot_be_read_does_not_hide_the_next(machine, tmp_path, mo
     locked.mkdir()
     folders = [machine.pack("sm90"), machine.install("gfx1201")]
     monkeypatch.setenv("GRISTMILL_PACK_PATH", f"{locked}:{tmp_path / 'packs'}")
-    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr(os, "listdir", listdir)
     code, answer, text = machine(cuda=("sm90",))
     assert code == 1  # a call would fail as `find_pack` does
     assert [(pack["folder"], pack["problem"]) for pack in answer["packs"]] == [(str(f), None) for f in folders]

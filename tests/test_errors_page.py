@@ -214,7 +214,7 @@ def unreadable(m):
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    m.patch.setattr(Path, "iterdir", refuse)
+    m.patch.setattr(packs.os, "listdir", refuse)
     find_pack("sm90")
 
 
