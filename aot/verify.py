@@ -91,7 +91,7 @@ def _verify(pack: Pack, cache: Path, jobs: int, progress: Callable[[str], None])
     return VerificationReport(arch, records, unverified)
 
 
-def run_entry(folder: Path, name: str) -> Record:
+def run_entry(folder: str | Path, name: str) -> Record:
     """Run one entry of a pack in the emulator, on all its cases; VerificationError when one is wrong."""
     pack = Pack.open(folder)
     entry = pack.manifest.entries[name]
