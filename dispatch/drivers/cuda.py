@@ -195,35 +195,37 @@ class CudaDriver:
         current = c_void_p()
         status = self._functions["cuCtxGetCurrent"](byref(current))
         if status == 0 and current.value == self._contexts[ordinal]:
-            name, status = self._launch(function, grid, block, shared_bytes, arguments, stream)
+            self._launch(ordinal, function, grid, block, shared_bytes, arguments, stream)
         else:
             with self._current(ordinal):
-                name, status = self._launch(function, grid, block, shared_bytes, arguments, stream)
-        if status:
-            raise self._launch_error(ordinal, function, grid, block, shared_bytes, status, name)
+                self._launch(ordinal, function, grid, block, shared_bytes, arguments, stream)
 
     def _launch(
         self,
+        ordinal: int,
         function: CudaFunction,
         grid: Dim3,
         block: Dim3,
         shared_bytes: int,
         arguments: ArgumentBuffer,
         stream: int,
-    ) -> tuple[str, int]:
-        """The call that was made, and its code."""
+    ) -> None:
         # A kernel that starts early reads its weight before the stores of the kernel ahead are sure to be seen. In a
         # graph that one is another layer's; outside, it may have written the weight. Nor is anything gained there: the
         # host is slower.
         functions = self._functions
+        name = "cuLaunchKernel"
         if function.early_start:
             capturing = c_int()
             if functions["cuStreamIsCapturing"](stream, byref(capturing)) == 0 and capturing.value:
-                config = _LaunchConfig(grid, block, shared_bytes, stream, ctypes.pointer(_EARLY_START), 1)
                 name = "cuLaunchKernelEx"
-                return name, functions[name](byref(config), function.handle, arguments.address, None)
-        name = "cuLaunchKernel"
-        return name, functions[name](function.handle, *grid, *block, shared_bytes, stream, arguments.address, None)
+        if name == "cuLaunchKernelEx":
+            config = _LaunchConfig(grid, block, shared_bytes, stream, ctypes.pointer(_EARLY_START), 1)
+            status = functions[name](byref(config), function.handle, arguments.address, None)
+        else:
+            status = functions[name](function.handle, *grid, *block, shared_bytes, stream, arguments.address, None)
+        if status:
+            raise self._launch_error(ordinal, function, grid, block, shared_bytes, status, name)
 
     def launch_pointers(self, ordinal: int) -> LaunchPointers:
         from gristmill.drivers.protocol import LaunchPointers
