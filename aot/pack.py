@@ -22,7 +22,7 @@ from gristmill.aot.targets import Target
 from gristmill.errors import FormulaError, ManifestError
 from gristmill.formula import Formula
 from gristmill.manifest import Entry, Manifest, Needs, Rule
-from gristmill.packs import Pack
+from gristmill.packs import MANIFEST_FILE, RECORDS_FILE, Pack
 
 
 def make_manifest(target: Target, rows: Rows, compiled: Mapping[str, CompiledObject]) -> Manifest:
@@ -84,7 +84,7 @@ def write_pack(folder: Path, manifest: Manifest, compiled: Mapping[str, Compiled
             (new / "objects").mkdir(parents=True)
             for digest, code in sorted(objects.items()):
                 _write(new / "objects" / f"{digest}.{manifest.kind}", code)
-            _write(new / "manifest.json", data)
+            _write(new / MANIFEST_FILE, data)
             _replace(folder, new, old)
     except OSError as error:
         raise BuildError(f"cannot write the pack {folder}: {error}; if another build writes it, build again") from None
@@ -111,7 +111,7 @@ def check_pack(folder: Path) -> Pack:
         check_object(code, target, entry.symbol, entry.arguments, entry.block[0] * entry.block[1] * entry.block[2])
     expected = {f"objects/{entry.object}.{manifest.kind}" for entry in manifest.entries.values()}
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    extra = found - expected - {"manifest.json", "verified.json"}
+    extra = found - expected - {MANIFEST_FILE, RECORDS_FILE}
     if extra:
         raise ObjectError(f"{folder}: files that no entry names: {', '.join(sorted(extra))}")
     return pack
@@ -160,7 +160,7 @@ def _replace(folder: Path, new: Path, old: Path) -> None:
 def _is_same(folder: Path, manifest: Manifest, data: bytes, objects: Mapping[str, bytes]) -> bool:
     wanted = {f"{digest}.{manifest.kind}": code for digest, code in objects.items()}
     try:
-        if (folder / "manifest.json").read_bytes() != data:
+        if (folder / MANIFEST_FILE).read_bytes() != data:
             return False
         if {path.name for path in (folder / "objects").iterdir()} != wanted.keys():
             return False

@@ -33,7 +33,7 @@ from gristmill.drivers import get_driver
 from gristmill.errors import ManifestError
 from gristmill.loader import LoadedKernel
 from gristmill.manifest import Entry
-from gristmill.packs import Pack
+from gristmill.packs import RECORDS_FILE, Pack
 from gristmill.selftest import CaseResult, cases_for, record_of, run_case
 from gristmill.verified import Record, dump_records, read_records, records_of
 
@@ -79,14 +79,14 @@ def verify_packs(
     BuildError : a process that emulates died
     """
     for folder in folders:  # what an earlier verification found may not hold for this one; the first failure ends it
-        (folder / "verified.json").unlink(missing_ok=True)
+        (folder / RECORDS_FILE).unlink(missing_ok=True)
     return [_verify(Pack.open(folder), cache / "verified", jobs, progress) for folder in folders]
 
 
 def _verify(pack: Pack, cache: Path, jobs: int, progress: Callable[[str], None]) -> VerificationReport:
     arch = pack.manifest.arch
     records = _emulate(pack, cache, jobs, progress) if arch in emulated.ARCHS else _recorded(pack)
-    _write(Path(pack.folder, "verified.json"), dump_records(records))
+    _write(Path(pack.folder, RECORDS_FILE), dump_records(records))
     unverified = tuple(name for name in pack.manifest.entries if name not in records)
     return VerificationReport(arch, records, unverified)
 

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from gristmill.verified import Record
 
 NAMESPACE = "gristmill_packs"
-MANIFEST = "manifest.json"
-RECORDS = "verified.json"
+MANIFEST_FILE = "manifest.json"
+RECORDS_FILE = "verified.json"
 
 # The most that is read of a code object: the largest wheel has 10 MB.
 MAX_OBJECT_BYTES = 64 * 2**20
-
 
 # What an OSError says of a file that another installation would bring in order; not "too many open files".
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG)
@@ -44,9 +43,9 @@ class Pack(NamedTuple):
     def open(folder: str | os.PathLike[str]) -> Pack:
         """Read the manifest of `folder`; its entries are checked, and the code objects read, when they are needed."""
         folder = os.fspath(folder)
-        path = f"{folder}/{MANIFEST}"
+        path = f"{folder}/{MANIFEST_FILE}"
         try:
-            data = _read(folder, (MANIFEST,), MAX_BYTES)
+            data = _read(folder, (MANIFEST_FILE,), MAX_BYTES)
         except OSError as error:
             raise ManifestError(f"{path}: {error.strerror}") from None
         return Pack(folder, Manifest.open(data, origin=path))
@@ -76,9 +75,9 @@ class Pack(NamedTuple):
         """Per entry on what it was run and how far it was off; only records of the objects that are in the pack."""
         from gristmill.verified import read_records, records_of  # a launch needs none of it
 
-        path = f"{self.folder}/{RECORDS}"
+        path = f"{self.folder}/{RECORDS_FILE}"
         try:
-            data = _read(self.folder, (RECORDS,), MAX_BYTES)
+            data = _read(self.folder, (RECORDS_FILE,), MAX_BYTES)
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -147,7 +146,7 @@ def folders_in(root: str) -> list[str]:
 
 def _has_manifest(folder: str) -> bool:
     try:
-        return stat.S_ISREG(os.stat(f"{folder}/{MANIFEST}").st_mode)
+        return stat.S_ISREG(os.stat(f"{folder}/{MANIFEST_FILE}").st_mode)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return False

@@ -24,9 +24,9 @@ torch too.
 A finder on `sys.meta_path` sees imports, an audit hook (`sys.addaudithook`) nearly all else that Python code does;
 `_posixsubprocess.fork_exec`, by which multiprocessing spawns without an event, is wrapped. Not seen are `os.mkfifo` and
 `os.mknod`, which have no event, and what C code does behind Python's back: a driver library that opens its device
-files, say. An audit hook can never
-be taken out again; it is put in at the first `enable()`, so that a process which never asks pays nothing. One that has
-asked pays for a look into a table at each audit event; a call of a loaded kernel raises one, for Python's `id`.
+files, say. An audit hook can never be taken out again; it is put in at the first `enable()`, so that a process which
+never asks pays nothing. One that has asked pays for a look into a table at each audit event; a call of a loaded kernel
+raises one, for Python's `id`.
 """
 
 from __future__ import annotations
