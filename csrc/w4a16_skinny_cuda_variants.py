@@ -31,9 +31,10 @@ class Shape:
     tiles: int  # of 16 output features per warp
     warps_n: int  # side by side along the output features
     warps_k: int  # one after the other along K
-    depth: int  # chunks of 128 k in a warp's ring; one fewer is on its way
+    depth: int  # units in a warp's ring; one fewer is on its way
     cluster: int = 1  # blocks that divide K
     blocks: int = 1  # per multiprocessor, which bounds the registers
+    chunks: int = 1  # of 128 k in a unit, which is what a warp copies at a time
 
     @property
     def rows(self) -> int:
@@ -46,17 +47,19 @@ class Shape:
     @property
     def suffix(self) -> str:
         text = f"m{self.tokens}_n{self.tiles}x{self.warps_n}_k{self.warps_k}_d{self.depth}"
+        text += f"x{self.chunks}" if self.chunks > 1 else ""
         text += f"_c{self.cluster}" if self.cluster > 1 else ""
         return f"{text}_b{self.blocks}" if self.blocks > 1 else text
 
     def shared_bytes(self, span: int, zero_points: bool) -> str:
         """Formula of the dynamic shared memory; see the kernel's header."""
-        slot = 16 * self.tiles * (64 + 4 * (128 // span) * (1 + zero_points))
+        slot = 16 * self.tiles * self.chunks * (64 + 4 * (128 // span) * (1 + zero_points))
         buffers = 2 if self.tokens == 8 else 1
         sums = 4 * buffers * self.cluster * self.warps_k * self.tokens * (self.rows // self.cluster + 4)
         tokens = "min(M, 8)" if self.tokens == 8 else str(self.tokens)
-        chunks = "ceil_div(K, 128)" if self.cluster == 1 else f"ceil_div(ceil_div(K, 128), {self.cluster})"
-        x = f"256 * {tokens} * {chunks}"
+        units = f"ceil_div(K, {128 * self.chunks})"
+        units = units if self.cluster == 1 else f"ceil_div({units}, {self.cluster})"
+        x = f"{256 * self.chunks} * {tokens} * {units}"
         return f"{x} + {self.warps * self.depth * slot + sums}"
 
     def grid(self, span: int, zero_points: bool) -> tuple[str, str, str]:
@@ -86,7 +89,7 @@ def variants(arch: str) -> list[CxxVariant]:
     return [
         _variant(arch, shape, span, dtype, zero_points)
         for shape in shapes
-        for span in _spans(arch, shape)
+        for span in SPANS
         for dtype, zero_points in KINDS
     ]
 
@@ -101,7 +104,6 @@ def policy(arch: str) -> list[PolicyRow]:
                 for dtype, zero_points in KINDS
                 for span in SPANS
                 for shape in choice.shapes
-                if span in _spans(arch, shape)
             ),
             choice.origin,
         )
@@ -113,13 +115,7 @@ def _name(shape: Shape, span: int, dtype: str, zero_points: bool) -> str:
     return entry_name(SYMBOL, dtype, zero_points, f"g{span}_{shape.suffix}")
 
 
-def _spans(arch: str, shape: Shape) -> tuple[int, ...]:
-    """Narrow groups are rarer: they get the shapes that every K can use, not those for one kind of layer."""
-    return tuple(SPANS) if shape in _GENERAL[arch] else (128,)
-
-
 def _variant(arch: str, shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
-    scales_weights = span < 128  # in the activation dtype; wider groups scale sums in float32
     return CxxVariant(
         name=_name(shape, span, dtype, zero_points),
         op=OP,
@@ -134,6 +130,7 @@ def _variant(arch: str, shape: Shape, span: int, dtype: str, zero_points: bool) 
             "WARPS_N": shape.warps_n,
             "WARPS_K": shape.warps_k,
             "DEPTH": shape.depth,
+            "CHUNKS": shape.chunks,
             "CLUSTER": shape.cluster,
             "MIN_BLOCKS": shape.blocks,
         },
@@ -144,41 +141,45 @@ def _variant(arch: str, shape: Shape, span: int, dtype: str, zero_points: bool) 
         dtype=dtype,
         zero_points=zero_points,
         conditions=(*CONDITIONS, SPANS[span]),
-        roundings=1 + zero_points + scales_weights,  # of the output, of q - z, of (q - z) * s
-        weights_in_dtype=scales_weights,
+        roundings=1 + zero_points,  # of the output, of q - z
+        weights_in_dtype=False,
         early_start=arch == "sm90",
     )
 
 
 # M <= 8. Two tiles of rows a warp halve what is read of x per weight. Without a cluster a block walks all of K.
-EIGHT_WARPS = Shape(8, 2, 1, 8, depth=4, blocks=2)
-SIXTEEN_WARPS = Shape(8, 2, 1, 16, depth=3)
+PLAIN = Shape(8, 2, 1, 8, depth=4, blocks=2)
+DEEP = Shape(8, 2, 1, 8, depth=3, chunks=2)  # copies whole lines of 128 bytes, more of them ahead
+TWELVE = Shape(8, 2, 1, 12, depth=2, chunks=2)
 # Deep K divided by a cluster, which divides what each multiprocessor has to read of x.
-PAIR = Shape(8, 2, 2, 4, depth=4, cluster=2, blocks=2)
-FOUR = Shape(8, 2, 2, 4, depth=4, cluster=4, blocks=2)
+PAIR = Shape(8, 2, 2, 4, depth=2, chunks=2, cluster=2, blocks=2)
+FOUR = Shape(8, 2, 4, 2, depth=4, cluster=4, blocks=2)
 # Little shared memory: 99 KiB of compute capability 8.6 and 8.9.
 SMALL = Shape(8, 2, 1, 4, depth=4, blocks=2)
 
 # M <= 16.
-M16_WIDE = Shape(16, 2, 4, 2, depth=4)
-M16_PAIR = Shape(16, 1, 4, 4, depth=4, cluster=2)
+M16_PLAIN = Shape(16, 2, 4, 2, depth=4)
+M16_TWELVE = Shape(16, 2, 2, 6, depth=3)
+M16_PAIR = Shape(16, 2, 4, 2, depth=4, cluster=2)
+M16_NARROW = Shape(16, 1, 4, 4, depth=2, chunks=2, cluster=2)
 M16_FOUR = Shape(16, 2, 4, 2, depth=4, cluster=4)
 
-# The fastest of 27 shapes, or within 6 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
+# The fastest of 39 shapes, or within 6 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
 # H200, float16, group size 128, graph replay, weights rotated past L2, medians). What is left of M <= 16 on sm90 goes
 # to the wgmma kernel.
 _CHOICES = {
     "sm90": (
-        Choice("M <= 2 and K >= 8192 and N <= 3072", (SIXTEEN_WARPS, FOUR)),
-        Choice("M <= 2", (EIGHT_WARPS, PAIR, FOUR)),
-        Choice("M <= 8 and K >= 8192 and N <= 3072", (FOUR,)),
-        Choice("M <= 8 and (K >= 8192 or (K >= 3072 and N <= 35 * multiprocessor_count))", (PAIR, FOUR)),
-        Choice("M <= 8", (SIXTEEN_WARPS, PAIR, FOUR)),
-        Choice("M <= 16 and N >= 140 * multiprocessor_count", (M16_WIDE, M16_FOUR)),
+        Choice("M <= 2 and (K >= 8192 or (K >= 3072 and N > 60 * multiprocessor_count))", (DEEP, PAIR, FOUR)),
+        Choice("M <= 2 or (M <= 4 and K < 3072)", (PLAIN, PAIR, FOUR)),
+        Choice("M <= 8 and K < 3072", (TWELVE, PAIR, FOUR)),
+        Choice("M <= 8 and M > 4 and K >= 8192 and N <= 3072", (FOUR,)),
+        Choice("M <= 8 and (K >= 8192 or N <= 35 * multiprocessor_count)", (PAIR, FOUR)),
+        Choice("M <= 8", (DEEP, PAIR, FOUR)),
+        Choice("M <= 16 and K < 3072 and N > 30 * multiprocessor_count", (M16_TWELVE, M16_PAIR, M16_FOUR)),
+        Choice("M <= 16 and K >= 3072 and N >= 140 * multiprocessor_count", (M16_PLAIN, M16_PAIR, M16_FOUR)),
+        Choice("M <= 16 and K >= 3072 and K < 8192 and N <= 35 * multiprocessor_count", (M16_NARROW, M16_FOUR)),
         Choice("M <= 16 and K >= 3072 and K < 8192", (M16_PAIR, M16_FOUR)),
-        Choice("M <= 16 and ((K >= 8192 and N <= 3072) or (K < 3072 and N <= 30 * multiprocessor_count))", (M16_FOUR,)),
+        Choice("M <= 16 and (K < 3072 or N <= 3072)", (M16_FOUR,)),
     ),
-    "sm80": (Choice("M <= 8", (EIGHT_WARPS, SMALL), PREDICTED),),
+    "sm80": (Choice("M <= 8", (PLAIN, SMALL), PREDICTED),),
 }
-
-_GENERAL = {"sm90": (EIGHT_WARPS, SIXTEEN_WARPS, PAIR, FOUR), "sm80": (EIGHT_WARPS, SMALL)}

@@ -30,6 +30,7 @@ class Shape:
     groups_k: int  # warpgroups one after the other along K
     cluster: int  # blocks that divide K
     depth: int  # units in a warp's ring
+    stagers: int = 4  # warps that stage x
 
     @property
     def warpgroups(self) -> int:
@@ -41,7 +42,8 @@ class Shape:
 
     @property
     def suffix(self) -> str:
-        return f"m{self.tokens}_n{self.groups_n}_k{self.groups_k}_c{self.cluster}_d{self.depth}"
+        text = f"m{self.tokens}_n{self.groups_n}_k{self.groups_k}_c{self.cluster}_d{self.depth}"
+        return f"{text}_s{self.stagers}" if self.stagers != 4 else text
 
     def other_bytes(self, span: int, zero_points: bool) -> int:
         """Shared memory beside that for x: barriers, sums, weights and scales."""
@@ -120,10 +122,11 @@ def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVaria
             "WG_K": shape.groups_k,
             "CLUSTER": shape.cluster,
             "DEPTH": shape.depth,
+            "STAGERS": shape.stagers,
             "X_SLOTS": shape.x_slots(span, zero_points),
         },
         arguments=arguments(zero_points),
-        block=(128 * shape.warpgroups + 256, 1, 1),
+        block=(128 * shape.warpgroups + 32 * shape.stagers + 128, 1, 1),
         grid=shape.grid,
         dynamic_shared_bytes=shape.shared_bytes(span, zero_points),
         dtype=dtype,
@@ -136,20 +139,25 @@ def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVaria
     )
 
 
-M16 = Shape(16, 1, 3, cluster=2, depth=4)
-M32 = Shape(32, 1, 2, cluster=2, depth=4)
-M32_FOUR = Shape(32, 2, 1, cluster=4, depth=6)
-M64 = Shape(64, 1, 2, cluster=2, depth=4)
-M64_TWO = Shape(64, 2, 1, cluster=2, depth=5)
-M64_FOUR = Shape(64, 2, 1, cluster=4, depth=3)
+M16 = Shape(16, 1, 2, cluster=2, depth=4)
+M32 = Shape(32, 1, 2, cluster=2, depth=3)
+M32_FOUR = Shape(32, 2, 1, cluster=4, depth=4)
+M64 = Shape(64, 1, 2, cluster=2, depth=3, stagers=8)
+M64_TWO = Shape(64, 2, 1, cluster=2, depth=3)
+M64_FOUR = Shape(64, 2, 1, cluster=4, depth=2)
 
-# The fastest of 22 shapes, or within 6 % of it, at M = 16, 32 and 64 in five layers (NVIDIA H200, float16, group size
-# 128, graph replay, weights rotated past L2, medians). Other layers at M > 32 are left to the tiles.
+NARROW = "N <= 35 * multiprocessor_count"
+MIDDLE = "N > 35 * multiprocessor_count and N <= 60 * multiprocessor_count"
+
+# The fastest of 25 shapes, or within 6 % of it, at M = 16, 32 and 64 in the eight layers of `gristmill bench` (NVIDIA
+# H200, float16, group size 128, graph replay, weights rotated past L2, medians). Other layers at M > 32 are left to the
+# tiles.
 _CHOICES = (
     Choice("M <= 16", M16),
-    Choice("M <= 32 and K >= 8192 and N <= 3072", M32_FOUR),
+    Choice(f"M <= 32 and ((K >= 8192 and N <= 3072) or (K >= 3072 and K < 8192 and {MIDDLE}))", M32_FOUR),
     Choice("M <= 32", M32),
-    Choice("M <= 64 and K >= 8192 and N <= 3072", M64_FOUR),
-    Choice("M <= 64 and K < 3072 and N > 35 * multiprocessor_count", M64_TWO),
-    Choice("M <= 64 and N <= 35 * multiprocessor_count", M64),
+    Choice(f"M <= 64 and ((K >= 8192 and N <= 3072) or (K < 3072 and {NARROW}))", M64_FOUR),
+    Choice(f"M <= 64 and {NARROW}", M64),
+    Choice("M <= 64 and K < 3072", M64_TWO),
+    Choice(f"M <= 64 and K < 8192 and {MIDDLE}", M64_FOUR),
 )

@@ -42,9 +42,9 @@ class Case:
 
 def _skinny_cases(tokens: int, span: int) -> list[Case]:
     cases = {
-        128: [Case(1, 1, 32, -1), Case(3, 40, 288, 128, True), Case(8, 600, 672, 256)],
-        64: [Case(2, 33, 352, 64, True), Case(8, 140, 1152, 192)],
-        32: [Case(2, 33, 352, 32, True), Case(8, 140, 1152, 96)],
+        128: [Case(1, 1, 32, -1), Case(3, 40, 288, 128, True), Case(8, 600, 672, 256), Case(2, 128, 576, -1)],
+        64: [Case(2, 33, 352, 64, True), Case(8, 140, 1152, 192), Case(2, 128, 768, 384)],
+        32: [Case(2, 33, 352, 32, True), Case(8, 140, 1152, 96), Case(2, 128, 768, 384)],
     }[span]
     group_size = -1 if span == 128 else span
     if tokens > 8:
@@ -60,6 +60,7 @@ def _wgmma_cases(tokens: int, span: int, rows: int, resident_k: int) -> list[Cas
         Case(tokens - 7, 2 * rows + 2, 1440, narrow, True, multiprocessors=5),
         Case(tokens, 4 * rows + 17, resident_k + 352, wide, multiprocessors=5),  # x is staged again for every tile
         Case(tokens + 1, rows + 1, 352, -1, True),
+        Case(2, 2 * rows, 576, -1),  # the last scale of all belongs to many units
         *([Case(2, 40, 576, 64, True)] if span == 32 else []),
     ]
 
@@ -131,7 +132,7 @@ def _check(library, variant: CxxVariant, case: Case, rng) -> None:
         dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=variant.weights_in_dtype,
     )  # fmt: skip
     for late in (True, False):
-        out, fault = _run(library, variant, x, weight, case.multiprocessors, late=late, seed=case.K)
+        out, fault = _run(library, variant, x, weight, case.multiprocessors, late=late, seed=case.K, scales_skew=late)
         where = f"{case}, {late=}"
         assert fault is None, f"{where}: {fault}"
         ratio = worst_error_over_bound(out, reference, bound)
@@ -139,13 +140,21 @@ def _check(library, variant: CxxVariant, case: Case, rng) -> None:
 
 
 def _run(
-    library, variant: CxxVariant, x: np.ndarray, weight, multiprocessors: int = 9, *, late: bool = True, seed: int = 0
+    library,
+    variant: CxxVariant,
+    x: np.ndarray,
+    weight,
+    multiprocessors: int = 9,
+    *,
+    late: bool = True,
+    seed: int = 0,
+    scales_skew: int = 0,
 ) -> tuple[np.ndarray, str | None]:
     """Call the kernel as a launch would; returns its output, and what it did wrong first or None.
 
     x and out get wider rows than they need, filled with NaN, and out one row more before and behind. Zero points lie
-    right behind the scales, so that they may start at another half of 4 bytes. `late` and `seed`: see
-    cuda_on_host/machine.h and run.cpp.
+    right behind the scales, so that they may start at another half of 4 bytes; the scales start `scales_skew` elements
+    behind 16 bytes. `late` and `seed`: see cuda_on_host/machine.h and run.cpp.
     """
     M, K = x.shape
     padded_x = _aligned(np.full((M, K + 8), np.nan, x.dtype))
@@ -158,7 +167,7 @@ def _run(
         "multiprocessor_count": multiprocessors, "lds_bytes": LDS_BYTES, "alignment": 16,
     }  # fmt: skip
     assert all(Formula(condition)(values) for condition in variant.conditions), values
-    scales = _aligned(np.stack([a for a in (weight.scales, weight.zero_points) if a is not None]))
+    scales = _aligned(np.stack([a for a in (weight.scales, weight.zero_points) if a is not None]), scales_skew)
     inputs = [padded_x, qweight, scales, scales[1] if variant.zero_points else None, weight.bias]
     # The last row of x ends at K: what lies behind it is not x.
     sizes = [(M - 1) * padded_x.strides[0] + 2 * K, *(0 if a is None else a.nbytes for a in inputs[1:])]
@@ -182,10 +191,10 @@ def _run(
     return result, fault and fault.decode()
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that starts at a multiple of 16 bytes."""
-    memory = np.zeros(array.nbytes + 16, np.uint8)
-    start = -memory.ctypes.data % 16
+def _aligned(array: np.ndarray, skew: int = 0) -> np.ndarray:
+    """A copy that starts `skew` elements behind a multiple of 16 bytes."""
+    memory = np.zeros(array.nbytes + 32, np.uint8)
+    start = -memory.ctypes.data % 16 + skew * array.itemsize
     copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy

@@ -363,7 +363,7 @@ def test_main_job_on_the_gpu(world_readable, site, model, sandboxed):
     packs = world_readable / "real packs"
     if not packs.exists():
         folder = loader_for(device).pack.folder
-        shutil.copytree(folder, packs / folder.name)
+        shutil.copytree(folder, packs / Path(folder).name)
     settings = {"GRISTMILL_PACK_PATH": str(packs)}
     for name in ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         if name in os.environ:

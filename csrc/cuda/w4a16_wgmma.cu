@@ -2,7 +2,7 @@
 //   x, out  fp16 or bf16, row-major, rows strided        Q  4 bits, layout k8x (k8x_mma.h), rows padded to 16 bytes
 //   S       dtype of x [N, num_groups]                   Z  like S, any real value; without ZEROS it is 8
 // Grid (CLUSTER * min(ceil(N / ROWS), clusters at once), ceil(M / TOKENS)), ROWS = 64 * WG_N;
-// clusters of CLUSTER blocks; block 128 * WG_N * WG_K + 256 threads; shared memory, dynamic, in bytes:
+// clusters of CLUSTER blocks; block 32 * (4 * WG_N * WG_K + STAGERS + 4) threads; shared memory, dynamic, in bytes:
 //   ceil((16 * X_SLOTS + 16) / 128) * 128                                               barriers
 //   + 256 * TOKENS * min(X_SLOTS, 2 * ceil(ceil(K / 256) / CLUSTER))                    activations
 //   + 256 * TOKENS * WG_N * WG_K                                                        sums
@@ -10,9 +10,8 @@
 // Needs K % 32 == 0 and K < 2^20, 16-byte aligned x and Q, and groups of a multiple of SPAN, or one group.
 //
 // Weights are operand A of wgmma, 64 output features by 16 k, and come from registers; tokens are operand B and come
-// from shared memory. The order of k inside a sum is free as long as both operands agree. So a lane takes 16 neighbours
-// in k of a row, two words of k8x, and x is stored in the order that this gives. (32, one load, would be the most; but
-// then the loads of x that feed four lanes would touch twice as many lines, and they bound the start.) Weights are
+// from shared memory. The order of k inside a sum is free as long as both operands agree: ldmatrix hands 32 neighbours
+// in k of a row to four lanes, a word of k8x each, and x is stored in the order that this gives. Weights are
 // multiplied by their scale in the dtype of x, rounding once more, so that the sums stay in the tensor core's registers
 // over all of K: a product passes two roundings, three with zero points.
 //
@@ -20,7 +19,7 @@
 //   multiplying  WG_N * WG_K warpgroups, 64 rows each, side by side along N and taking turns along K. Each warp copies
 //                its own 16 rows in the background, DEPTH units of 256 k ahead and over the ends of tiles, unpacks half
 //                a chunk of 128 k while the tensor core multiplies the half before, and sends its sums when a tile ends
-//   staging x    4 warps; once, if the slice of x fits X_SLOTS chunks, else again for every tile, just behind the
+//   staging x    STAGERS warps; once, if the slice of x fits X_SLOTS chunks, else again for every tile, just behind the
 //                multiplication
 //   adding up    4 warps; the sums of all warpgroups of the cluster come to them, from other blocks through
 //                asynchronous stores that count themselves at a barrier, are added in a fixed order and rounded once,
@@ -28,22 +27,23 @@
 //
 // What should bind, for 1024 weights (64 rows of 16 k), H200 at 1.8 GHz, in cycles of one multiprocessor of 132:
 //   memory   528 bytes with a scale per 128 at 4.3 TB/s: 29
-//   issue    29 instructions a warp as disassembled, 13 of them to unpack (4 LOP3, 4 HADD2 or HFMA2, 4 HMUL2, 1 shift)
+//   issue    24 instructions a warp as disassembled, 13 of them to unpack (4 LOP3, 4 HADD2 or HFMA2, 4 HMUL2, 1 shift)
 //   wgmma    TOKENS / 2 at the full rate: 8, 16, 32; at 64 tokens operand B alone takes 16 of shared memory
-// Measured: 4096 x 28672 takes 28, 33 and 51 us at 16, 32 and 64 tokens, that is 58, 69 and 96 cycles, whatever the
-// number of warpgroups. Of the 51 us wgmma alone takes 36, unpacking alone 27, copying alone 17: they overlap too
-// little.
+// Measured: 4096 x 28672 takes 27, 33 and 49 us at 16, 32 and 64 tokens, that is 57, 68 and 101 cycles. A program with
+// these wgmma and nothing else runs at the full rate, and at 64 tokens with the unpacking beside it at 45, 42 and 40
+// cycles with two, three and four warpgroups. What is lost beside that is waiting: for words and scales out of the ring,
+// for x, and at the ends of tiles. Words loaded a chunk ahead gained nothing; more than two warpgroups need the registers.
 #include "k8x_mma.h"
 #include "wgmma.h"
 
-constexpr int CHUNK = 128;                     // k that 16 rows of a warp hold in registers: twice four lanes of 16
+constexpr int CHUNK = 128;                     // k that 16 rows of a warp hold in registers: four words a row and lane
 constexpr int CHUNKS = 2;                      // in a unit, so that copies are whole lines of 128 bytes
 constexpr int UNIT = CHUNK * CHUNKS;
 constexpr int SPANS = UNIT / SPAN;             // a span lies in one group
-constexpr int SCALES = SPAN < CHUNK ? 2 : 1;   // of a row that a lane needs for a chunk
+constexpr int SCALES = CHUNK / SPAN;           // of a row in a chunk
 constexpr int WARPGROUPS = WG_N * WG_K;
 constexpr int MULTIPLIERS = 4 * WARPGROUPS;    // warps
-constexpr int STAGERS = 4, ADDERS = 4;
+constexpr int ADDERS = 4;
 constexpr int THREADS = 32 * (MULTIPLIERS + STAGERS + ADDERS);
 constexpr int WARP_ROWS = 16;
 constexpr int ROWS = 64 * WG_N;                // output features per cluster and turn
@@ -59,8 +59,8 @@ constexpr int SCALE_COPIES = (SLOT_BYTES - SCALES_AT) / 128;  // per lane
 constexpr int LINE_LANES = LINE / 16;
 constexpr int COPY_ROWS = 32 / LINE_LANES;     // rows per copy of a warp
 
-// A chunk of x: [8 steps][2 halves of k][TOKENS / 8][8 tokens][4 quads][2 neighbours in k]. Step 4i + 2w + e takes
-// k = 64i + 16 * quad + 8w + 4e and the one after it in half 0, the two after those in half 1: what unpack() yields.
+// A chunk of x: [8 steps][2 halves of k][TOKENS / 8][8 tokens][4 quads][2 neighbours in k]. Step 2j + e takes
+// k = 32j + 8 * quad + 4e and the one after it in half 0, the two after those in half 1: what unpack() yields.
 constexpr int X_BYTES = 2 * CHUNK * TOKENS;
 constexpr int HALF_BYTES = 16 * TOKENS, STEP_BYTES = 2 * HALF_BYTES;
 constexpr int SUM_BYTES = 4 * SOURCES * OWN_ROWS * TOKENS;
@@ -68,14 +68,15 @@ constexpr int BARRIER_BYTES = (16 * X_SLOTS + 16 + 127) / 128 * 128;
 
 // All warps start with the same share of the registers; those that multiply then take what the others can spare.
 constexpr int REGISTERS = 65536 / THREADS / 8 * 8;
-constexpr int STAGER_REGISTERS = WARPGROUPS < 3 ? 128 : WARPGROUPS == 3 ? 96 : 64;
+constexpr int STAGER_REGISTERS = STAGERS == 4 ? 128 : 88;
 constexpr int ADDER_REGISTERS = 32;
 constexpr int FREE_REGISTERS =
-    (REGISTERS * THREADS - 128 * (STAGER_REGISTERS + ADDER_REGISTERS)) / (32 * MULTIPLIERS) / 8 * 8;
+    (REGISTERS * THREADS - 32 * (STAGERS * STAGER_REGISTERS + ADDERS * ADDER_REGISTERS)) / (32 * MULTIPLIERS) / 8 * 8;
 constexpr int MULTIPLIER_REGISTERS = FREE_REGISTERS > 240 ? 240 : FREE_REGISTERS;
-constexpr int X_LOADS = WARPGROUPS < 3 ? 8 : 4;  // of 16 bytes a lane, in each of two batches that are on their way
+constexpr int X_LOADS = 8;  // of 16 bytes a lane, in each of two batches that are on their way
 
 static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32);
+static_assert(WARPGROUPS <= 2 && (STAGERS == 4 || STAGERS == 8));
 static_assert(ROWS % CLUSTER == 0 && OWN_ROWS % 8 == 0 && 32 * ADDERS % OWN_ROWS == 0);
 // A warpgroup that is done with a tile looks for its next chunk up to CHUNKS * (2 * WG_K - 1) on. Were that more than
 // all slots, a barrier's parity would not tell that chunk from one a round earlier.
@@ -83,9 +84,9 @@ static_assert(X_SLOTS >= CHUNKS * (2 * WG_K - 1));
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 
-// A row's pieces of 16 bytes lie at their number XOR this, so that 16 lanes, four rows of four quads with 8 bytes each,
-// meet no bank twice.
-__device__ __forceinline__ u32 swizzle(u32 row) { return (row & 3) << 1; }
+// Where in a slot piece `piece` of row `row` lies: eight rows of one piece, which ldmatrix reads at a time, are 128
+// bytes from all banks.
+__device__ __forceinline__ u32 place_of(u32 row, u32 piece) { return row * LINE + 16 * (piece ^ row % 8); }
 
 // A row's pairs of sums lie at their number XOR this: neither storing (4 rows of 4 pairs at a time) nor loading (one
 // pair of 16 rows) then meets a bank twice.
@@ -105,49 +106,56 @@ struct Weight {
     const u16 *scales;
     long long zeros_from_scales;  // in elements
     u32 word_stride, scale_stride;
-    int N, K;
+    int N, K, group_size;
     u32 groups;  // the next whole number above 2^31 / (group_size / SPAN); 0 for one group
 
-    __device__ __forceinline__ int group(int k) const { return int((u64(u32(k) / SPAN) * groups) >> 31); }
+    __device__ __forceinline__ int group(u32 k) const { return int((u64(k / SPAN) * groups) >> 31); }
+    // 2 for an odd group, else 0; other bits may be anything.
+    __device__ __forceinline__ u32 twice_parity(u32 k) const { return k / SPAN * groups >> 30; }
 };
 
 // Where a lane copies from, of a warp's 16 rows.
 struct Source {
     const u32 *words;
     const u16 *scales;
-    int rows, scale_rows;  // that the weight still has, from the lane's first on
+    int rows;        // that the weight still has, from the warp's first on
+    int inside_end;  // units before it can be copied whole, with the neighbour of each scale
 };
 
 __device__ __forceinline__ Source source_of(const Weight &w, int first_row) {
-    const int row = lane_id() / LINE_LANES, scale_row = lane_id() % WARP_ROWS;
+    const u32 row = first_row + lane_id() / LINE_LANES, scale_row = first_row + lane_id() % WARP_ROWS;
     Source s;
-    s.words = w.words + u64(u32(first_row + row)) * w.word_stride + 4 * (lane_id() % LINE_LANES);
-    s.scales = w.scales + u64(u32(first_row + scale_row)) * w.scale_stride;
-    s.rows = w.N - first_row - row;
-    s.scale_rows = w.N - first_row - scale_row;
+    s.words = w.words + u64(row) * w.word_stride + 4 * (lane_id() % LINE_LANES);
+    s.scales = w.scales + u64(scale_row) * w.scale_stride;
+    s.rows = w.N - first_row;
+    // Behind the last row's last scale the array may end.
+    const int whole = s.rows > WARP_ROWS ? w.K : s.rows == WARP_ROWS ? w.group(w.K - 1) * w.group_size : 0;
+    s.inside_end = whole / UNIT;
     return s;
 }
 
-// Start the copies of one unit into a slot; past N and K come zeros. 4 bytes are the least that can be copied, so a
-// scale comes with a neighbour, except where that neighbour may lie behind the array.
-__device__ __forceinline__ void copy_unit(u32 slot, const Source &s, const Weight &w, int unit) {
+// Start the copies of one unit into a slot; `place` is that of the lane's first. Past N and K come zeros; where the unit
+// is INSIDE nothing does. 4 bytes are the least that can be copied: a scale comes with a neighbour, except where that
+// may lie behind the array.
+template <bool INSIDE>
+__device__ __forceinline__ void copy_unit(u32 slot, u32 place, const Source &s, const Weight &w, int unit) {
     const int lane = lane_id();
     const int k0 = unit * UNIT;
-    const int rows = k0 + 32 * (lane % LINE_LANES) < w.K ? s.rows : 0;
+    const int rows = k0 + 32 * (lane % LINE_LANES) < w.K ? s.rows - lane / LINE_LANES : 0;
     const u32 *from = s.words + k0 / 8;
 #pragma unroll
-    for (int r = 0; r < WARP_ROWS; r += COPY_ROWS) {
-        const u32 piece = lane % LINE_LANES ^ swizzle(r % 8 + lane / LINE_LANES);
-        copy_16_bytes_async(slot + (r + lane / LINE_LANES) * LINE + piece * 16, from + u64(r) * w.word_stride,
-                            r < rows ? 16 : 0);
+    for (int first = 0; first < WARP_ROWS; first += COPY_ROWS) {
+        copy_16_bytes_async(slot + (place ^ 16 * (first % 8)) + first * LINE, from, INSIDE || first < rows ? 16 : 0);
+        from += COPY_ROWS * w.word_stride;
     }
 #pragma unroll
     for (int i = 0; i < SCALE_COPIES; ++i) {
         const int span = i * (32 / WARP_ROWS) + lane / WARP_ROWS;
         const int k = k0 + span % SPANS * SPAN;
         const u64 at = u64(s.scales + w.group(k) + (ZEROS && span >= SPANS ? w.zeros_from_scales : 0));
-        const bool inside = k < w.K && s.scale_rows > 0;
-        copy_4_bytes_async(slot + SCALES_AT + 4 * (i * 32 + lane), at & ~3ull, inside ? 2 + (at & 2) : 0);
+        const bool inside = INSIDE || (k < w.K && lane % WARP_ROWS < s.rows);
+        copy_4_bytes_async(slot + SCALES_AT + 4 * (i * 32 + lane), at & ~u64(3),
+                           INSIDE ? 4 : inside ? 2 + (at & 2) : 0);
     }
 }
 
@@ -178,9 +186,6 @@ __device__ __forceinline__ void wait_for_cluster() {
 #endif
 }
 
-// Take the scale out of both halves that were copied, twice, for a pair of weights.
-__device__ __forceinline__ u32 load_scale(u32 at, u32 half) { return twice(load_shared_half(at + 2 * (half & 1))); }
-
 __device__ __forceinline__ void multiply(const Weight &w, const Work &work, const Places &at, int warp, int rank) {
     const int lane = lane_id(), row = lane / 4, quad = lane % 4;
     const int group_k = warp / 4 % WG_K, group_n = warp / 4 / WG_K;
@@ -190,9 +195,13 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
 
     int load_tile = first_unit < work.slice_end ? work.first_tile : work.tiles, load_unit = first_unit;
     Source source = source_of(w, load_tile * ROWS + tile_row);
+    const u32 copy_place = place_of(lane / LINE_LANES, lane % LINE_LANES), read_place = place_of(lane % 16, lane / 16);
     auto copy_next = [&](u32 slot) {
         if (load_tile < work.tiles) {
-            copy_unit(slot, source, w, load_unit);
+            if (load_unit < source.inside_end)
+                copy_unit<true>(slot, copy_place, source, w, load_unit);
+            else
+                copy_unit<false>(slot, copy_place, source, w, load_unit);
             load_unit += WG_K;
             if (load_unit >= work.slice_end) {
                 load_unit = first_unit;
@@ -214,11 +223,10 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
     u32 phase = 0;
     auto advance = [&](int count) {
         slot += count;
-        while (slot < 0) slot += work.slots, phase ^= 1;
-        while (slot >= work.slots) slot -= work.slots, phase ^= !work.resident;
+        if (slot >= work.slots) slot -= work.slots, phase ^= !work.resident;
     };
     // How far its steps take a warpgroup in one tile. A tile takes the slots on by work.chunks, and steps of WG_K units
-    // may stop short of that or pass it. Then advance() goes back, maybe over slot 0.
+    // may stop short of that or pass it.
     const int own_chunks =
         first_unit < work.slice_end ? (work.slice_end - first_unit + WG_K - 1) / WG_K * WG_K * CHUNKS : 0;
 
@@ -226,10 +234,8 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
     int turn = 0;
 #pragma unroll 1
     for (int tile = work.first_tile; tile < work.tiles; tile += work.tile_stride, ++turn) {
-        // The lowest bit says which half of its 4 bytes the scale of group 0 is, for this lane's two rows.
-        const u32 first_row = tile * ROWS + tile_row + row;
-        const u32 half_0 = u32(u64(w.scales) >> 1) + first_row * w.scale_stride;
-        const u32 half[2] = {half_0, half_0 + 8 * w.scale_stride};
+        // Bit 1 says which half of its 4 bytes the scale of group 0 is; for both rows of a lane, as 8 strides are even.
+        const u32 parity = (u32(u64(w.scales) >> 1) + (tile * ROWS + tile_row + row) * w.scale_stride) << 1;
         if (work.resident) slot = CHUNKS * group_k;
         int held = -1;  // slot whose chunk is being multiplied
         auto release = [&] {  // once a warp: the slot is filled anew when all 4 * WG_N that read it have arrived
@@ -242,25 +248,25 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
             __syncwarp();
 #pragma unroll
             for (int part = 0; part < CHUNKS; ++part) {
-                u32 word[2][4], scale[SCALES][2];
-#if ZEROS
-                u32 minus_zero[SCALES][2];
-#endif
+                u32 word[4][2];  // of rows `row` and `row + 8`
 #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const u32 line = read_at + (8 * h + row) * LINE + quad % 2 * 8;
+                for (int j = 0; j < 4; j += 2) {
+                    u32 v[4];
+                    load_matrices(v, read_at + (read_place ^ 16 * (4 * part + j)));
+                    word[j][0] = v[0], word[j][1] = v[1], word[j + 1][0] = v[2], word[j + 1][1] = v[3];
+                }
+                u32 scale[SCALES][2], minus_zero[SCALES][2];
 #pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        load_shared_pair(word[h] + 2 * i, line + ((4 * part + 2 * i + quad / 2) ^ swizzle(row)) * 16);
+                for (int i = 0; i < SCALES; ++i) {
+                    const u32 odd = parity ^ w.twice_parity(unit * UNIT + part * CHUNK + i * SPAN);
 #pragma unroll
-                    for (int i = 0; i < SCALES; ++i) {
-                        const int k = part * CHUNK + 64 * i + 16 * quad;  // in the unit
-                        const u32 odd = half[h] ^ w.group(unit * UNIT + k);
-                        const u32 scale_at = read_at + 4 * (k / SPAN * WARP_ROWS + 8 * h + row);
-                        scale[i][h] = load_scale(scale_at + SCALES_AT, odd);
-#if ZEROS
-                        minus_zero[i][h] = negate2(load_scale(scale_at + ZEROS_AT, odd ^ u32(w.zeros_from_scales)));
-#endif
+                    for (int h = 0; h < 2; ++h) {
+                        const u32 scale_at = read_at + 4 * ((part * SCALES + i) * WARP_ROWS + 8 * h + row);
+                        scale[i][h] = twice(load_shared_half(scale_at + SCALES_AT + (odd & 2)));
+                        if (ZEROS) {
+                            const u32 odd_zero = odd ^ u32(w.zeros_from_scales) << 1;
+                            minus_zero[i][h] = negate2(twice(load_shared_half(scale_at + ZEROS_AT + (odd_zero & 2))));
+                        }
                     }
                 }
                 if (part == CHUNKS - 1) {
@@ -271,18 +277,17 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
                 barrier_wait(at.filled + 8 * slot, phase);
 #pragma unroll
                 for (int first = 0; first < 4; first += 2) {
-                    const int span = SCALES == 2 ? first / 2 : 0;
                     u32 a[4][4];
 #pragma unroll
                     for (int j = 0; j < 2; ++j)
 #pragma unroll
                         for (int h = 0; h < 2; ++h) {
+                            const int span = (first + j) * SCALES / 4;
                             u32 pair[4];
-#if ZEROS
-                            unpack(word[h][first + j], minus_zero[span][h], pair);
-#else
-                            unpack(word[h][first + j], pair);
-#endif
+                            unpack(word[first + j][h], minus_base(ZEROS ? 0 : 8), pair);
+#pragma unroll
+                            for (int i = 0; i < 4; ++i)
+                                if (ZEROS) pair[i] = add2(pair[i], minus_zero[span][h]);
 #pragma unroll
                             for (int i = 0; i < 4; ++i)
                                 a[2 * j + i / 2][i % 2 * 2 + h] = multiply2(pair[i], scale[span][h]);
@@ -306,6 +311,7 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
         if (!work.resident) {
             release();
             advance(work.chunks - own_chunks);
+            if (slot < 0) slot += work.slots, phase ^= 1;
         }
 
         if (turn == 0) wait_for_cluster();
@@ -338,8 +344,7 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
 }
 
 // x through registers: the copy unit takes 4 cycles for each 16 bytes that go to a place of their own. Lane (token,
-// quad) loads 8 neighbours in k and stores each pair of them with the same pair of the other lanes; the next 8 of the
-// same sectors follow at once.
+// quad) loads 8 neighbours in k and stores each pair of them with the same pair of the other lanes.
 __device__ __forceinline__ void stage_x(
     const Work &work, const Places &at, const u16 *x, long long x_row_stride, int tokens, int K, int stager) {
     arrive_at_cluster();
@@ -349,13 +354,13 @@ __device__ __forceinline__ void stage_x(
     wait_for_previous_kernel();
     let_next_kernel_start();
 
-    constexpr int PIECES = TOKENS / 2 / STAGERS;  // of a chunk, for each warp: 8 tokens by 4 quads, 8 k each
+    constexpr int PIECES = TOKENS / 2 / STAGERS;  // of a chunk, for each warp: 8 tokens by 32 k
     constexpr int BATCH = PIECES < X_LOADS ? X_LOADS / PIECES : 1;  // chunks
     const int lane = lane_id(), row = lane / 4, quad = lane % 4;
     const int tile_count = max((work.tiles - work.first_tile + work.tile_stride - 1) / work.tile_stride, 0);
     const int chunks = (work.resident ? min(tile_count, 1) : tile_count) * work.chunks;
     const u16 *from = x + row * x_row_stride;
-    const int k_begin = work.slice_begin * UNIT + 16 * quad;
+    const int k_begin = work.slice_begin * UNIT + 8 * quad;
     const u32 place = at.x + lane / 8 * HALF_BYTES + lane % 8 * 16;
 
     int load_chunk = 0, loads_left = chunks;
@@ -366,7 +371,7 @@ __device__ __forceinline__ void stage_x(
 #pragma unroll
             for (int i = 0; i < PIECES; ++i) {
                 const int piece = first_piece + i, token = piece / 4 * 8;
-                const int k = k_begin + load_chunk * CHUNK + piece % 4 / 2 * 64 + piece % 2 * 8;
+                const int k = k_begin + load_chunk * CHUNK + piece % 4 * 32;
                 v[b][i] = load_16_bytes(from + token * x_row_stride + k,
                                         loads_left > 0 && token + row < tokens && k < K);
             }
@@ -522,6 +527,7 @@ w4a16_wgmma(
         w.scale_stride = u32(scales_row_stride);
         w.N = N;
         w.K = K;
+        w.group_size = group_size;
         w.groups = group_size >= K ? 0 : (1u << 31) / u32(group_size / SPAN) + 1;
         multiply(w, work, at, warp, rank);
     } else if (warp < MULTIPLIERS + STAGERS) {

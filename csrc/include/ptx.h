@@ -8,8 +8,18 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// A 16-bit number in both halves.
+// A 16-bit number in both halves; one of two.
 __device__ __forceinline__ u32 twice(u32 a) { return a * 0x00010001; }
+__device__ __forceinline__ u32 twice_low(u32 a) {
+    u32 d;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }" : "=r"(d) : "r"(a));
+    return d;
+}
+__device__ __forceinline__ u32 twice_high(u32 a) {
+    u32 d;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }" : "=r"(d) : "r"(a));
+    return d;
+}
 
 // d = (a & mask) | bits, one LOP3: the truth table of (a & b) | c is 0xEA.
 __device__ __forceinline__ u32 mask_or(u32 a, u32 mask, u32 bits) {
@@ -19,13 +29,15 @@ __device__ __forceinline__ u32 mask_or(u32 a, u32 mask, u32 bits) {
 }
 
 #if BF16
+constexpr u32 ONE = 0x3F803F80;  // 1, in both halves
+
 // a * b + c on pairs of bfloat16, rounded once. sm80 has no packed add of these; x * 1 + c is one.
 __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-__device__ __forceinline__ u32 add2(u32 a, u32 b) { return fma2(a, 0x3F803F80, b); }
+__device__ __forceinline__ u32 add2(u32 a, u32 b) { return fma2(a, ONE, b); }
 __device__ __forceinline__ u32 multiply2(u32 a, u32 b) { return fma2(a, b, 0x80008000); }
 
 __device__ __forceinline__ float to_float(u32 a) { return __uint_as_float(a << 16); }
@@ -35,7 +47,9 @@ __device__ __forceinline__ u16 from_float(float a) {
     return d;
 }
 #else
-// a * b + c and a + b on pairs of float16, rounded once.
+constexpr u32 ONE = 0x3C003C00;
+
+// a * b + c and a + b on pairs of float16, rounded once; the smaller of each pair.
 __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
@@ -49,6 +63,11 @@ __device__ __forceinline__ u32 add2(u32 a, u32 b) {
 __device__ __forceinline__ u32 multiply2(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 min2(u32 a, u32 b) {
+    u32 d;
+    asm("min.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
@@ -114,10 +133,18 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// Four words from shared memory in one load.
-__device__ __forceinline__ void load_shared(u32 w[4], const unsigned char *p) {
-    const uint4 v = *reinterpret_cast<const uint4 *>(p);
-    w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+// From shared memory: a 16-bit number; four 8 x 8 matrices of such. Lane l gives with `from` the place of row l % 8 of
+// matrix l / 8, 16 bytes, and gets of each matrix the pair (row l / 4, columns 2 * (l % 4)).
+__device__ __forceinline__ u32 load_shared_half(u32 from) {
+    u16 v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+    return v;
+}
+__device__ __forceinline__ void load_matrices(u32 v[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(from)
+                 : "memory");
 }
 
 // Early start, sm90: a kernel that is launched for it begins before the one ahead in its stream has ended. `wait`

@@ -48,14 +48,6 @@ __device__ __forceinline__ void store_floats(u32 to, float a, float b) {
 __device__ __forceinline__ void load_floats(float v[2], u32 from) {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
 }
-__device__ __forceinline__ void load_shared_pair(u32 w[2], u32 from) {
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(from) : "memory");
-}
-__device__ __forceinline__ u32 load_shared_half(u32 from) {
-    u16 v;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
-    return v;
-}
 
 // Store four 8 x 8 matrices of 16-bit numbers. Lane l gives of each matrix the pair (row l / 4, columns 2 * (l % 4)),
 // and with `to` the place of row l % 8 of matrix l / 8, 16 bytes.

@@ -88,6 +88,7 @@ struct Fiber {
     std::vector<Copy> operand_stores;              // which the tensor cores do not see yet
     // What the lane brings to an instruction of its whole warp.
     u32 value, address, a[4], b[2], matrices[4];
+    u32 *loaded;
     float *c;
 };
 extern Cluster *cluster;

@@ -5,6 +5,8 @@
 #include "machine.h"
 
 inline u32 twice(u32 a) { return a * 0x00010001; }
+inline u32 twice_low(u32 a) { return twice(a & 0xFFFF); }
+inline u32 twice_high(u32 a) { return twice(a >> 16); }
 inline u32 mask_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
 
 inline u32 fma2(u32 a, u32 b, u32 c) {
@@ -13,8 +15,14 @@ inline u32 fma2(u32 a, u32 b, u32 c) {
         d |= u32(from_double(double(to_float(a >> s)) * to_float(b >> s) + to_float(c >> s))) << s;
     return d;
 }
-inline u32 add2(u32 a, u32 b) { return fma2(a, twice(from_double(1.0)), b); }
+constexpr u32 ONE = BF16 ? 0x3F803F80 : 0x3C003C00;
+inline u32 add2(u32 a, u32 b) { return fma2(a, ONE, b); }
 inline u32 multiply2(u32 a, u32 b) { return fma2(a, b, 0x80008000); }
+inline u32 min2(u32 a, u32 b) {
+    u32 d = 0;
+    for (int s = 0; s < 32; s += 16) d |= ((to_float(b >> s) < to_float(a >> s) ? b : a) >> s & 0xFFFF) << s;
+    return d;
+}
 inline u16 from_float(float a) { return from_double(a); }
 
 // Rows of operand A as a warp's lanes hold them, as numbers.
@@ -87,7 +95,24 @@ inline void wait_for_copies() {
         for (const Copy &copy : current->copies.front()) store_shared(copy.to, copy.from, copy.bytes);
 }
 
-inline void load_shared(u32 w[4], const unsigned char *p) { load_shared_bytes(w, shared_address(p), 16); }
+inline u32 load_shared_half(u32 from) {
+    u16 v = 0;
+    load_shared_bytes(&v, from, 2);
+    return v;
+}
+inline void load_matrices(u32 v[4], u32 from) {
+    current->address = from;
+    current->loaded = v;
+    meet(warp_barrier(), [] {
+        Fiber *lanes = warp_fibers();
+        for (int m = 0; m < 4; ++m)
+            for (int row = 0; row < 8; ++row) {
+                u32 words[4] = {};
+                load_shared_bytes(words, lanes[8 * m + row].address, 16);
+                for (int pair = 0; pair < 4; ++pair) lanes[4 * row + pair].loaded[m] = words[pair];
+            }
+    });
+}
 
 inline void wait_for_previous_kernel() { current->previous_kernel_ended = true; }
 inline void let_next_kernel_start() {}

@@ -71,12 +71,6 @@ inline void store_floats(u32 to, float a, float b) {
     store_shared(to, pair, 8);
 }
 inline void load_floats(float v[2], u32 from) { load_shared_bytes(v, from, 8); }
-inline void load_shared_pair(u32 w[2], u32 from) { load_shared_bytes(w, from, 8); }
-inline u32 load_shared_half(u32 from) {
-    u16 v = 0;
-    load_shared_bytes(&v, from, 2);
-    return v;
-}
 
 // The tensor cores see what is stored here only after the lane's fence.
 inline void store_matrices(u32 to, uint4 v) {

@@ -500,7 +500,7 @@ def test_foreign_arrays(device):
 def test_object_that_the_driver_refuses(device, tmp_path, monkeypatch, unloaded):
     driver, ordinal = driver_and_ordinal(device)
     arch = driver.device_facts(ordinal).arch
-    source = find_pack(arch).folder
+    source = Path(find_pack(arch).folder)
     shutil.copytree(source, tmp_path / source.name)
     monkeypatch.setenv("GRISTMILL_PACK_PATH", str(tmp_path))
     monkeypatch.setattr("gristmill.packs.Pack.read_object", lambda pack, entry: b"\x7fELF and nothing more" + bytes(64))
