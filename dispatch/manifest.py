@@ -148,7 +148,7 @@ class Manifest(NamedTuple):
                 {"when": rule.when.text, "entries": list(rule.entries), "origin": rule.origin} for rule in self.policy
             ],
         }
-        return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode()
+        return (json.dumps(document, separators=(",", ":"), sort_keys=True) + "\n").encode()  # which parses fastest
 
 
 class _Entries(Mapping[str, Entry]):

@@ -35,6 +35,9 @@ class Choice:
         self.record: bytes | None = None  # of gristmill.fastcall
 
 
+MAX_WEIGHT_STRIDE = 2**32  # kernels keep the row strides of a weight in 32 bits
+
+
 class PreparedWeight:
     """A weight on a device. It keeps no array alive."""
 
@@ -65,6 +68,9 @@ class PreparedWeight:
             raise StrideError(
                 f"scales and zero_points must have one row stride, got {scales.strides[0]} and {zero_points.strides[0]}"
             )
+        for name, stride in (("qweight", qweight.strides[0]), ("scales", scales.strides[0])):
+            if stride >= MAX_WEIGHT_STRIDE and weight.N > 1:
+                raise StrideError(f"rows of {name} must be less than 2^32 elements apart, got {stride}")
         # A single row has no stride; the value given for it is the one that breaks no alignment.
         words = -(-weight.K // VALUES_PER_WORD)
         qweight_row_stride = qweight.strides[0] if weight.N > 1 else -(-words // ROW_WORDS) * ROW_WORDS
@@ -188,7 +194,7 @@ def prepare(weight: PackedWeight) -> PreparedWeight:
     Raises
     ------
     DeviceMismatchError : the weight lies on the host, or not all of it on one device
-    StrideError : rows of scales overlap, or scales and zero points differ in row stride
+    StrideError : rows of scales overlap or lie too far apart, or scales and zero points differ in row stride
     NoPackError, NoDriverError, NoDeviceError : its device cannot be used
     """
     key = id(weight)

@@ -110,6 +110,54 @@ def test_zero_weights_give_zero_whatever_x_is(rows, folder):
     assert not out.any()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_zero_point_is_taken_apart_within_one_rounding(dtype, folder):
+    macros = {"BF16": int(dtype == "bfloat16"), "CLUSTER": 1}
+    library = _compile(HERE / "cuda_on_host" / "apart.cpp", macros, folder / dtype)
+    z = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
+    z = z[np.isfinite(z.astype(np.float32))]
+    exact = np.arange(16) - z.astype(np.float64)[:, None]  # q - z
+    for odd in (0, 1):
+        rest, near = np.empty(len(z), np.float32), np.empty((len(z), 16), np.float32)
+        at_z, at_rest, at_near = (ctypes.c_void_p(a.ctypes.data) for a in (z, rest, near))
+        library.apart(at_z, len(z), odd, at_rest, at_near)
+        unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+        rest = rest.astype(np.float64)[:, None]
+        assert (abs(near - rest - exact) <= unit * abs(exact)).all()
+        # What the sums of both hold is in proportion to the weights.
+        assert (abs(rest) <= (1 + unit) * abs(exact)).all()
+        assert (abs(near.astype(np.float64)) <= 2 * (1 + unit) * abs(exact)).all()
+
+
+@pytest.mark.parametrize("zero_point", [33024.0, -32896.0, 1015.5, 7.25, 2e-7])
+def test_any_zero_point_keeps_the_bound(zero_point, folder):
+    for variant in (v for v in skinny.variants("sm90") if v.zero_points and v.defines["SPAN"] >= 64):
+        if variant.defines["TOKENS"] == 8 and variant.defines["CLUSTER"] == 1 and variant.defines["WARPS_K"] == 8:
+            library = _build(variant, folder)
+            dtype = numpy_dtype(variant.dtype)
+            x = abs(np.random.default_rng(1).standard_normal((2, 256))).astype(dtype)
+            codes = np.random.default_rng(2).integers(0, 16, (32, 256))
+            weight = pack(
+                codes, np.full((32, 2), 1e-4), np.full((32, 2), zero_point), group_size=128, dtype=variant.dtype
+            )
+            out, fault = _run(library, variant, x, weight)
+            assert fault is None
+            dense = dequantize(weight)
+            bound = error_bound(
+                x.astype(np.float64), dense, dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=False
+            )
+            assert worst_error_over_bound(out, linear_float64(x, dense, None), bound) <= 1, variant.name
+
+
+def test_whole_zero_points_make_no_nan_of_an_infinite_x(folder):
+    variant = next(v for v in skinny.variants("sm90") if v.zero_points)
+    x = np.ones((1, 256), np.float16)
+    x[0, 5] = np.inf
+    weight = pack(np.full((16, 256), 8), np.ones((16, 2)), np.full((16, 2), 7), group_size=128, dtype="float16")
+    out, _ = _run(_build(variant, folder), variant, x, weight)
+    assert np.isposinf(out).all()
+
+
 def _check(library, variant: CxxVariant, case: Case, rng) -> None:
     dtype = numpy_dtype(variant.dtype)
     groups = 1 if case.group_size == -1 else -(-case.K // case.group_size)
@@ -201,15 +249,17 @@ def _aligned(array: np.ndarray, skew: int = 0) -> np.ndarray:
 
 
 def _build(variant: CxxVariant, folder: Path):
-    path = folder / f"{variant.name}.so"
-    if not path.exists():
-        kernel = f'KERNEL_SOURCE="{HERE.parent / variant.source}"'
-        macros = {**variant.defines, "KERNEL": variant.symbol}
-        options = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-D{kernel}", *(f"-D{k}={v}" for k, v in macros.items())]
-        includes = ["-I", HERE / "cuda_on_host", "-I", HERE.parent / "csrc" / "include"]
-        command = [COMPILER, *options, *includes, HERE / "cuda_on_host" / "run.cpp", "-o", path]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    library = ctypes.CDLL(str(path))
+    macros = {**variant.defines, "KERNEL": variant.symbol, "KERNEL_SOURCE": f'"{HERE.parent / variant.source}"'}
+    library = _compile(HERE / "cuda_on_host" / "run.cpp", macros, folder / variant.name)
     library.run.restype = ctypes.c_char_p
     return library
+
+
+def _compile(source: Path, macros: dict[str, int | str], path: Path):
+    path = path.with_suffix(".so")
+    if not path.exists():
+        options = ["-std=c++20", "-O1", "-shared", "-fPIC", *(f"-D{name}={value}" for name, value in macros.items())]
+        includes = ["-I", HERE / "cuda_on_host", "-I", HERE.parent / "csrc" / "include"]
+        done = subprocess.run([COMPILER, *options, *includes, source, "-o", path], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(path))

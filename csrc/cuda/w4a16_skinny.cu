@@ -115,10 +115,10 @@ __device__ __forceinline__ void copy_unit(u32 slot, u32 place, const Source &s, 
     for (int first = 0; first < WARP_ROWS; first += COPY_ROWS) {
         copy_16_bytes_async(slot + (place ^ 16 * swizzle(first)) + first * LINE, from,
                             INSIDE || first < rows ? 16 : 0);
-        from += COPY_ROWS * w.word_stride;
+        from += u64(COPY_ROWS) * w.word_stride;
     }
-    // A copy has at least 4 bytes, aligned: those that the scale is in. Of a scale in the lower half only its own two are
-    // read, unless the unit is inside.
+    // A copy has at least 4 bytes, aligned: those that the scale is in. Of a scale in the lower half only its own two
+    // are read, unless the unit is inside.
     const int k = k0 + lane % UNIT_SPANS * SPAN;
     const int scale_rows = k < w.K ? s.rows - lane / UNIT_SPANS : 0;
 #pragma unroll
@@ -130,7 +130,7 @@ __device__ __forceinline__ void copy_unit(u32 slot, u32 place, const Source &s, 
             if (SCALE_ROWS <= WARP_ROWS || lane < WARP_ROWS * UNIT_SPANS)
                 copy_4_bytes_async(slot + SCALES_AT + z * SCALES_BYTES + 4 * (first * UNIT_SPANS + lane), aligned,
                                    INSIDE ? 4 : first < scale_rows ? 2 + (at & 2) : 0);
-            aligned += 2 * SCALE_ROWS * w.scale_stride;
+            aligned += u64(2 * SCALE_ROWS) * w.scale_stride;
         }
     }
 }
@@ -139,33 +139,34 @@ __device__ __forceinline__ void copy_unit(u32 slot, u32 place, const Source &s, 
 struct Factors {
     float scale[2];
     MinusBase minus[2];  // added in unpacking
-    u32 minus_zero[2];   // added to pairs after that, unless APART
-    float rest[2];       // taken off as so many times the sum of x, if APART
+    u32 minus_zero[2];   // added to pairs after that; 0 if APART
+    float rest[2];       // taken off as so many times the sum of x; 0 unless APART
 };
 
 // `at` is where row `row` has its scale, whose half is the one `scale_half` bytes on.
 __device__ __forceinline__ Factors load_factors(u32 at, u32 scale_half, u32 zero_half) {
     constexpr u32 EIGHT_ROWS = 4 * 8 * UNIT_SPANS;
-    Factors f;
+    Factors f = {};
     u32 zero[2] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         f.scale[h] = to_float(load_shared_half(at + h * EIGHT_ROWS + scale_half));
         if (ZEROS) zero[h] = load_shared_half(at + h * EIGHT_ROWS + SCALES_BYTES + zero_half);
         f.minus[h] = minus_base(ZEROS ? 0 : 8);
-        f.minus_zero[h] = negate2(twice(zero[h]));
+        if (ZEROS) f.minus_zero[h] = negate2(twice(zero[h]));
     }
     if (APART) take_apart(zero[0] | zero[1] << 16, f.minus, f.rest);
     return f;
 }
 
 // acc += scale * (weights of chunk `part` of the unit in `slot` * x of that chunk), whose first k is `k0`. `read_place`
-// is where ldmatrix wants the lane in a slot, `x` the lane's place in the chunk of x: 256 bytes a token, in which k 32j ..
-// 32j + 31 lie at 64 * j, for odd tokens at 64 * (j ^ 1): eight lanes, two tokens of four quads, then read 128 bytes from
-// all banks. Bit 1 of `parity` says which half of its 4 bytes the scale of group 0 has, bit 2 the same of the zero point.
+// is where ldmatrix wants the lane in a slot, `x` the lane's place in the chunk of x: 256 bytes a token, in which k 32j
+// .. 32j + 31 lie at 64 * j, for odd tokens at 64 * (j ^ 1): eight lanes, two tokens of four quads, then read 128 bytes
+// from all banks. Bit 1 of `parity` says which half of its 4 bytes the scale of group 0 has, bit 2 the same of the zero
+// point.
 __device__ __forceinline__ void multiply_chunk(
-    float acc[TILES][COLUMNS][4], u32 slot, u32 read_place, int part, const unsigned char *x, const unsigned char *x_odd,
-    const Weight &w, int k0, u32 parity) {
+    float acc[TILES][COLUMNS][4], u32 slot, u32 read_place, int part, const unsigned char *x,
+    const unsigned char *x_odd, const Weight &w, int k0, u32 parity) {
     constexpr int WORDS = 4 / SPANS;  // of a row and lane, per span
     const u32 row = threadIdx.x % 32 / 4;
     u32 words[TILES][2][4];
@@ -218,7 +219,8 @@ __device__ __forceinline__ void multiply_chunk(
             for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    if (APART) sum[t][c][e] -= f[t].rest[e / 2] * x_sum[c][e];
+                    // A whole zero point leaves no rest, and an infinite x then no NaN.
+                    if (APART && f[t].rest[e / 2] != 0) sum[t][c][e] -= f[t].rest[e / 2] * x_sum[c][e];
                     acc[t][c][e] += f[t].scale[e / 2] * sum[t][c][e];
                 }
     }
@@ -323,7 +325,8 @@ w4a16_skinny(
     // The copying side runs DEPTH - 1 units ahead of the multiplying one, over the ends of tiles.
     int copied_tile = first_unit < slice_end ? first_tile : tiles, copied_unit = first_unit;
     Source source = source_of(w, copied_tile * ROWS + warp_n * WARP_ROWS);
-    const u32 copy_place = place_of(lane / PIECES, lane % PIECES), read_place = place_of(lane % 8, lane / 8);
+    const u32 copy_place = place_of(lane / PIECES, lane % PIECES);
+    const u32 read_place = place_of(lane % 8, lane / 8);
     auto copy_next = [&](u32 slot) {
         if (copied_tile < tiles) {
             if (copied_unit < source.inside_end)
@@ -372,8 +375,8 @@ w4a16_skinny(
 #pragma unroll
             for (int part = 0; part < CHUNKS; ++part) {
                 const u32 x_at = ((unit - slice_begin) * CHUNKS + part) * chunk_bytes + x_lane;
-                multiply_chunk(acc, shared_address(ring) + read_at, read_place, part, x_shared + x_at, x_shared + (x_at ^ 64), w,
-                               unit * UNIT + part * CHUNK, parity);
+                multiply_chunk(acc, shared_address(ring) + read_at, read_place, part, x_shared + x_at,
+                               x_shared + (x_at ^ 64), w, unit * UNIT + part * CHUNK, parity);
             }
             read_at = read_at == (DEPTH - 1) * SLOT_BYTES ? 0 : read_at + SLOT_BYTES;
         }

@@ -31,8 +31,9 @@
 //   wgmma    TOKENS / 2 at the full rate: 8, 16, 32; at 64 tokens operand B alone takes 16 of shared memory
 // Measured: 4096 x 28672 takes 27, 33 and 49 us at 16, 32 and 64 tokens, that is 57, 68 and 101 cycles. A program with
 // these wgmma and nothing else runs at the full rate, and at 64 tokens with the unpacking beside it at 45, 42 and 40
-// cycles with two, three and four warpgroups. What is lost beside that is waiting: for words and scales out of the ring,
-// for x, and at the ends of tiles. Words loaded a chunk ahead gained nothing; more than two warpgroups need the registers.
+// cycles with two, three and four warpgroups. What is lost beside that is waiting: for words and scales out of the
+// ring, for x, and at the ends of tiles. Words loaded a chunk ahead gained nothing, and for more than two warpgroups
+// there are too few registers.
 #include "k8x_mma.h"
 #include "wgmma.h"
 
@@ -134,9 +135,9 @@ __device__ __forceinline__ Source source_of(const Weight &w, int first_row) {
     return s;
 }
 
-// Start the copies of one unit into a slot; `place` is that of the lane's first. Past N and K come zeros; where the unit
-// is INSIDE nothing does. 4 bytes are the least that can be copied: a scale comes with a neighbour, except where that
-// may lie behind the array.
+// Start the copies of one unit into a slot; `place` is that of the lane's first. Past N and K come zeros; where the
+// unit is INSIDE nothing does. 4 bytes are the least that can be copied: a scale comes with a neighbour, except where
+// that may lie behind the array.
 template <bool INSIDE>
 __device__ __forceinline__ void copy_unit(u32 slot, u32 place, const Source &s, const Weight &w, int unit) {
     const int lane = lane_id();
@@ -146,7 +147,7 @@ __device__ __forceinline__ void copy_unit(u32 slot, u32 place, const Source &s, 
 #pragma unroll
     for (int first = 0; first < WARP_ROWS; first += COPY_ROWS) {
         copy_16_bytes_async(slot + (place ^ 16 * (first % 8)) + first * LINE, from, INSIDE || first < rows ? 16 : 0);
-        from += COPY_ROWS * w.word_stride;
+        from += u64(COPY_ROWS) * w.word_stride;
     }
 #pragma unroll
     for (int i = 0; i < SCALE_COPIES; ++i) {

@@ -13,6 +13,7 @@ constexpr u32 MAGIC = 0x43004300;
 constexpr u32 BASE = 0x43004300;          // 128
 constexpr u32 MINUS_BASE = 0xC300C300;    // -128
 constexpr u32 MINUS_BASE_8 = 0xC308C308;  // -136
+constexpr u32 LIMIT = 0x45004500;         // 2048
 #else
 // float16 has 10 bits of mantissa: 0x6400 | q is 1024 + q, and with the nibble left at bit 4 it is 1024 + 16q. Both are
 // exact, and so is what takes 1024 away again: an add for the first, (.) * 1/16 - 64 for the second.
@@ -20,6 +21,7 @@ constexpr u32 MAGIC = 0x64006400;
 constexpr u32 BASE = 0x64006400;             // 1024
 constexpr u32 MINUS_BASE = 0xE400E400;       // -1024
 constexpr u32 MINUS_BASE_8 = 0xE408E408;     // -1032
+constexpr u32 LIMIT = 0x68006800;            // 2048
 constexpr u32 SIXTEENTH = 0x2C002C00;        // 1/16
 constexpr u32 BASE_LESS_64 = 0x63806380;     // 960
 constexpr u32 MINUS_BASE_16 = 0xD400D400;    // -64
@@ -55,18 +57,21 @@ __device__ __forceinline__ void unpack(u32 word, MinusBase minus, u32 pair[4]) {
 }
 
 // Take the zero points of two rows apart, z = near + rest, `near` in what unpacking adds, for each row. The sum of
-// (q - z) * x over a group is then that of (q - near) * x, less `rest` times the sum of x. Nothing cancels: `near` is
-// as close to z as any q, so |rest| <= |q - z| and |q - near| <= 2 |q - z|. It is a whole number where z >= 0 and q -
-// near is exact up to |z| = 1000; beyond, it rounds once. `rest` is exact always.
+// (q - z) * x over a group is then that of (q - near) * x, less `rest` times the sum of x.
+//
+// `near` is z rounded to what can be told beside BASE: at least as close to z as any q, so |rest| <= |q - z| and
+// |q - near| <= 2 |q - z|. Nothing cancels; the two float32 sums may hold three times what one of (q - z) * x does, and
+// their errors are that much larger, which the rounding of q - z that there is no more leaves room for. q - near is
+// exact unless |z| is large (from 1009 on in float16, 113 in bfloat16); then it rounds once. `rest` is exact as long as
+// what it rounds is far below that: z is limited to what BASE can still be added to and taken from.
 __device__ __forceinline__ void take_apart(u32 z, MinusBase minus[2], float rest[2]) {
+    const u32 even = fma2(max2(min2(z, LIMIT), negate2(LIMIT)), negate2(ONE), MINUS_BASE);
+    const u32 both = add2(z, add2(even, BASE));
 #if BF16
-    const u32 even = fma2(z, negate2(ONE), MINUS_BASE);  // which rounds z to what can be told beside 128
     const u32 odd = 0;
 #else
-    const u32 even = fma2(min2(z, 0x68006800), negate2(ONE), MINUS_BASE);  // at most 2048, lest the sum overflow
     const u32 odd = add2(even, BASE_LESS_64);
 #endif
-    const u32 both = add2(z, add2(even, BASE));
     minus[0] = {twice_low(even), twice_low(odd)};
     minus[1] = {twice_high(even), twice_high(odd)};
     rest[0] = to_float(both);

@@ -49,7 +49,7 @@ __device__ __forceinline__ u16 from_float(float a) {
 #else
 constexpr u32 ONE = 0x3C003C00;
 
-// a * b + c and a + b on pairs of float16, rounded once; the smaller of each pair.
+// a * b + c and a + b on pairs of float16, rounded once.
 __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
@@ -65,11 +65,6 @@ __device__ __forceinline__ u32 multiply2(u32 a, u32 b) {
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ u32 min2(u32 a, u32 b) {
-    u32 d;
-    asm("min.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
 
 __device__ __forceinline__ float to_float(u32 a) {
     float d;
@@ -82,6 +77,24 @@ __device__ __forceinline__ u16 from_float(float a) {
     return d;
 }
 #endif
+
+// The smaller and the larger of two pairs.
+#if BF16
+#define PAIR ".bf16x2"
+#else
+#define PAIR ".f16x2"
+#endif
+__device__ __forceinline__ u32 min2(u32 a, u32 b) {
+    u32 d;
+    asm("min" PAIR " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 max2(u32 a, u32 b) {
+    u32 d;
+    asm("max" PAIR " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+#undef PAIR
 
 // c += a * b on the tensor cores, 16 x 8 x 16, products exact, sums in float32. With row = lane / 4, quad = lane % 4:
 //   a[0], a[1]  rows `row`, `row + 8`, k pair `quad`      b[0]  column `row`, k pair `quad`

@@ -18,11 +18,16 @@ inline u32 fma2(u32 a, u32 b, u32 c) {
 constexpr u32 ONE = BF16 ? 0x3F803F80 : 0x3C003C00;
 inline u32 add2(u32 a, u32 b) { return fma2(a, ONE, b); }
 inline u32 multiply2(u32 a, u32 b) { return fma2(a, b, 0x80008000); }
+// Of two numbers, one NaN, they give the other.
 inline u32 min2(u32 a, u32 b) {
     u32 d = 0;
-    for (int s = 0; s < 32; s += 16) d |= ((to_float(b >> s) < to_float(a >> s) ? b : a) >> s & 0xFFFF) << s;
+    for (int s = 0; s < 32; s += 16) {
+        const float from_a = to_float(a >> s), from_b = to_float(b >> s);
+        d |= ((from_a < from_b || std::isnan(from_b) ? a : b) >> s & 0xFFFF) << s;
+    }
     return d;
 }
+inline u32 max2(u32 a, u32 b) { return min2(a ^ 0x80008000, b ^ 0x80008000) ^ 0x80008000; }
 inline u16 from_float(float a) { return from_double(a); }
 
 // Rows of operand A as a warp's lanes hold them, as numbers.

@@ -1,0 +1,19 @@
+// take_apart() and unpack() of k8x_mma.h for a test.
+#include "ptx.h"
+
+#include "../../csrc/include/k8x_mma.h"
+
+// For `count` zero points: rest[i], and near[i][q] as unpacking gives q - near, `odd` from the positions that may differ.
+extern "C" void apart(const u16 *z, int count, int odd, float *rest, float (*near)[16]) {
+    for (int i = 0; i < count; ++i) {
+        MinusBase minus[2];
+        float rests[2];
+        take_apart(z[i] * 0x10001u, minus, rests);
+        rest[i] = rests[odd];
+        for (u32 q = 0; q < 16; ++q) {
+            u32 pair[4];
+            unpack(q * 0x11111111, minus[odd], pair);
+            near[i][q] = to_float(odd ? pair[1] >> 16 : pair[0]);
+        }
+    }
+}
