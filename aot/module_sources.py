@@ -5,11 +5,26 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 from gristmill.aot.errors import BuildError
+
+
+@contextmanager
+def bytecode_unwritten() -> Iterator[None]:
+    """Leave no bytecode of what is imported meanwhile.
+
+    Python takes bytecode for that of a source of its second and size: an edit soon after an import could be missed.
+    """
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 @lru_cache

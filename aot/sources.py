@@ -13,7 +13,7 @@ from gristmill.aot.compile_triton import compile_options, recipe_digests
 from gristmill.aot.compilers import Variant, cxx_key_facts
 from gristmill.aot.cxx_sources import source_digests as cxx_source_digests
 from gristmill.aot.errors import BuildError
-from gristmill.aot.module_sources import source_digests
+from gristmill.aot.module_sources import bytecode_unwritten, source_digests
 from gristmill.aot.targets import Target
 from gristmill.aot.toolchain import triton_identity
 from gristmill.kernels.variant import CxxVariant, PolicyRow, TritonVariant
@@ -42,7 +42,8 @@ def read_rows(arch: str, modules: Sequence[str] = ROW_MODULES) -> Rows:
     policy: list[PolicyRow] = []
     for name in modules:
         try:
-            module = importlib.import_module(name)
+            with bytecode_unwritten():
+                module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             raise BuildError(f"no rows of variants: {error}") from None
         variants += module.variants(arch)

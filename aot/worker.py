@@ -18,7 +18,7 @@ from pathlib import Path
 from gristmill.aot.cache import ObjectCache
 from gristmill.aot.compilers import Variant, compile_variant
 from gristmill.aot.errors import BuildError
-from gristmill.aot.module_sources import source_digests
+from gristmill.aot.module_sources import bytecode_unwritten, source_digests
 from gristmill.aot.sources import object_key, read_rows
 from gristmill.aot.targets import Target, find_target
 
@@ -39,7 +39,8 @@ def run_batch(path: Path) -> int:
         start = _processor_seconds()
         try:
             _check_sources(rows, name, target, key)
-            compiled = compile_variant(rows[name], target)
+            with bytecode_unwritten():
+                compiled = compile_variant(rows[name], target)
             _check_sources(rows, name, target, key)  # the compiler may have read what was edited since
             cache.store(key, compiled)
         except Exception as error:
