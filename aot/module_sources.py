@@ -1,4 +1,4 @@
-"""Digests of a Python module and of all that it imports of its package: what its result depends on."""
+"""Digests of a Python module and of all that it imports of its package, and imports that leave no bytecode."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from gristmill.aot.errors import BuildError
 
 @contextmanager
 def bytecode_unwritten() -> Iterator[None]:
-    """Leave no bytecode of what is imported meanwhile.
+    """Write no bytecode for what is imported meanwhile.
 
-    Python takes bytecode for that of a source of its second and size: an edit soon after an import could be missed.
+    Python trusts bytecode whose source has kept its size and the second of its last change: an edit within that second
+    would be missed. Bytecode that is there already is read.
     """
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:

@@ -141,7 +141,7 @@ def _variant(arch: str, shape: Shape, span: int, dtype: str, zero_points: bool) 
         dtype=dtype,
         zero_points=zero_points,
         conditions=(*CONDITIONS, SPANS[span]),
-        roundings=1 + zero_points,  # of the output, of q - z
+        roundings=1 + zero_points,  # of the output; of q - z, or what taking z apart needs instead (k8x_mma.h)
         weights_in_dtype=False,
         early_start=arch == "sm90",
     )

@@ -59,11 +59,11 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     -----
     Accumulates in float32; the output is rounded once. Some kernels also round q - z or the dequantised weight to the
     activation dtype first: the manifest's `roundings` and `weights_in_dtype`. So, as that of a dense layer, the
-    result may be infinite or NaN where (q - z) * s is too large for the dtype, with any code where K does not fill
-    the last step; and where sums of x * (q - z), or of x times the fraction of z, pass float32 before the scale. It
-    may be NaN where x is infinite. The dot products of RDNA take denormal bfloat16 numbers as zero. M == 0 launches
-    nothing. A weight with `perm` (act-order) is taken for torch tensors and on the host; without torch, gather x[:,
-    perm] first and pass a weight without `perm`.
+    result may be infinite or NaN where (q - z) * s is too large for the dtype (for any q of 0..15, if K does not
+    fill the last step of a kernel), where sums of x * (q - z), or of x times the fraction of z, pass float32 before
+    the scale is applied, and where x is infinite. The dot products of RDNA take denormal bfloat16 numbers as zero.
+    M == 0 launches nothing. A weight with `perm` (act-order) is taken for torch tensors and on the host; without
+    torch, gather x[:, perm] first and pass a weight without `perm`.
     """
     if type(x) is _tensor_type or hasattr(x, "new_empty"):  # a torch tensor, perhaps of a class of its own
         return _torch_linear(x, weight, out, stream)

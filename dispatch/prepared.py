@@ -35,7 +35,7 @@ class Choice:
         self.record: bytes | None = None  # of gristmill.fastcall
 
 
-MAX_WEIGHT_STRIDE = 2**32  # kernels keep the row strides of a weight in 32 bits
+WEIGHT_STRIDE_LIMIT = 2**32  # the CUDA C++ kernels keep a weight's row strides in 32 bits; one rule for all archs
 
 
 class PreparedWeight:
@@ -69,7 +69,7 @@ class PreparedWeight:
                 f"scales and zero_points must have one row stride, got {scales.strides[0]} and {zero_points.strides[0]}"
             )
         for name, stride in (("qweight", qweight.strides[0]), ("scales", scales.strides[0])):
-            if stride >= MAX_WEIGHT_STRIDE and weight.N > 1:
+            if stride >= WEIGHT_STRIDE_LIMIT and weight.N > 1:
                 raise StrideError(f"rows of {name} must be less than 2^32 elements apart, got {stride}")
         # A single row has no stride; the value given for it is the one that breaks no alignment.
         words = -(-weight.K // VALUES_PER_WORD)

@@ -523,7 +523,7 @@ def test_rows_of_scales_that_overlap_are_refused(fake_device):
 
 @pytest.mark.parametrize("name", ["qweight", "scales"])
 def test_rows_of_a_weight_that_lie_too_far_apart_are_refused(fake_device, name):
-    """Kernels keep the row strides of a weight in 32 bits."""
+    """The CUDA C++ kernels keep them in 32 bits."""
     weight = to_device(fake_driver.random_weight(8, 72, 8), "fake:0")
     view = getattr(weight, name)
     far = weight.replace(**{name: DeviceArray(view._memory, view.address, view.shape, (2**32, 1), view.dtype)})

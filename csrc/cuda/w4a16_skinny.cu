@@ -345,8 +345,9 @@ w4a16_skinny(
 #pragma unroll
     for (int d = 0; d < DEPTH - 1; ++d) copy_next(shared_address(ring) + d * SLOT_BYTES);
 
-    // Early start: all above may run while the kernel ahead in the stream still does. It wrote no weights (the launcher
-    // sees to that), but maybe x, and it may still read or write out.
+    // Early start: all above may run while the kernel ahead in the stream still does. It writes no weights, which
+    // docs/deployment.md forbids in graphs, where alone the launcher allows this; but maybe x, and it may still read or
+    // write out.
     wait_for_previous_kernel();
     let_next_kernel_start();
     stage_x(x_shared, chunk_bytes, x + m0 * x_row_stride, x_row_stride, tokens, slice_begin * UNIT,

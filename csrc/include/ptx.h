@@ -8,7 +8,7 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// A 16-bit number in both halves; one of two.
+// In both halves: a 16-bit number; the lower or the higher half of a pair.
 __device__ __forceinline__ u32 twice(u32 a) { return a * 0x00010001; }
 __device__ __forceinline__ u32 twice_low(u32 a) {
     u32 d;

@@ -3,8 +3,9 @@
 
 #include "../../csrc/include/k8x_mma.h"
 
-// For `count` zero points: rest[i], and near[i][q] as unpacking gives q - near, `odd` from the positions that may differ.
-extern "C" void apart(const u16 *z, int count, int odd, float *rest, float (*near)[16]) {
+// For `count` zero points: rest[i], and q - near as unpacking gives it. `odd`: of row 1 and positions 1 and 3, else of row
+// 0 and positions 0 and 2.
+extern "C" void apart(const u16 *z, int count, int odd, float *rest, float (*q_less_near)[16]) {
     for (int i = 0; i < count; ++i) {
         MinusBase minus[2];
         float rests[2];
@@ -13,7 +14,7 @@ extern "C" void apart(const u16 *z, int count, int odd, float *rest, float (*nea
         for (u32 q = 0; q < 16; ++q) {
             u32 pair[4];
             unpack(q * 0x11111111, minus[odd], pair);
-            near[i][q] = to_float(odd ? pair[1] >> 16 : pair[0]);
+            q_less_near[i][q] = to_float(odd ? pair[1] >> 16 : pair[0]);
         }
     }
 }

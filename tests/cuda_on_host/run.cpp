@@ -146,7 +146,7 @@ extern "C" const char *run(const u16 *x, const u32 *qweight, const u16 *scales, 
     ranges.clear();
     for (int i = 0; i < 5; ++i) {
         const unsigned char *start = static_cast<const unsigned char *>(starts[i]);
-        // The 4 bytes in which an array starts may be read: they are one piece of memory, whose ever.
+        // The 4 bytes that an array starts in may all be read, whoever owns the others.
         if (start) ranges.push_back({start - uintptr_t(start) % 4, start + sizes[i]});
     }
     late = lands_late;
