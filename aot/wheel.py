@@ -18,6 +18,7 @@ import os
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -163,7 +164,9 @@ def zig_environment() -> dict[str, str]:
     """What makes setuptools compile with ziglang; the object has no paths and no debug information."""
     require({"ziglang": "ziglang"}, "making the wheel with the extension")
     compiler = shlex.join([sys.executable, "-m", "ziglang", "cc", "-target", ZIG_TARGET])
-    return {"CC": compiler, "LDSHARED": f"{compiler} -shared", "CFLAGS": "-O2 -g0", "LDFLAGS": "-s"}
+    # Debian's Python.h includes a file from the folder above; ziglang has headers of its own and does not search there.
+    headers = shlex.join(["-idirafter", str(Path(sysconfig.get_path("include")).parent)])
+    return {"CC": compiler, "LDSHARED": f"{compiler} -shared", "CFLAGS": f"-O2 -g0 {headers}", "LDFLAGS": "-s"}
 
 
 def core_folders(source: Path) -> dict[str, str]:
@@ -234,7 +237,11 @@ def _build(
         with zipfile.ZipFile(wheel) as archive:
             lost = sorted(set(wanted) - set(archive.namelist()))
         if lost:
-            raise WheelError(f"{wheel.name} lacks {', '.join(lost)}; are package and data listed in pyproject.toml?")
+            hint = "are package and data listed in pyproject.toml?"
+            if EXTENSION in lost:  # setuptools goes on without it, and warns
+                warnings = [line for line in process.stdout.splitlines() if "error:" in line or "warning:" in line]
+                hint = "\n".join(["it did not compile:", *warnings])[-6000:]
+            raise WheelError(f"{wheel.name} lacks {', '.join(lost)}; {hint}")
         size = wheel.stat().st_size
         if size > budget_bytes:
             raise WheelError(f"{wheel.name} has {size} bytes, more than the budget of {budget_bytes}")

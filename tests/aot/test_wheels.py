@@ -7,9 +7,11 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from dataclasses import replace
@@ -27,6 +29,7 @@ from gristmill.aot.wheel import (
     find_license,
     pack_wheel,
     source_tree,
+    zig_environment,
 )
 from gristmill.cli import main
 from gristmill.errors import PackError
@@ -147,6 +150,24 @@ import sys, gristmill._fastcall as native
 assert native.__file__.startswith(sys.argv[1]), native.__file__
 assert len(native.record(1, (1, 1, 1), (32, 1, 1), 0, False, 0, b"")) > 0
 """
+
+
+def test_headers_beside_the_folder_of_pythons_are_found(tmp_path, monkeypatch):
+    """As Debian has them: /usr/include/python3.11/pyconfig.h includes <x86_64-linux-gnu/python3.11/pyconfig.h>."""
+    (tmp_path / "include" / "multiarch").mkdir(parents=True)
+    (tmp_path / "include" / "multiarch" / "pyconfig.h").write_text("#define FOUND 1\n")
+    (tmp_path / "a.c").write_text("#include <stdio.h>\n#include <multiarch/pyconfig.h>\nint a = FOUND;\n")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "include" / "python3.11"))
+    environment = zig_environment()
+    command = shlex.split(f"{environment['CC']} {environment['CFLAGS']} -c a.c")
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+
+
+def test_an_extension_that_does_not_compile_is_named_with_its_error(source, tmp_path):
+    broken = Path(shutil.copytree(source, tmp_path / "broken"))
+    (broken / "csrc/host/fastcall.c").write_text("not C\n")
+    with pytest.raises(WheelError, match=r"(?s)lacks gristmill/_fastcall\.abi3\.so; it did not compile:\n.*error: "):
+        core_wheel(broken, tmp_path, PLATFORM)
 
 
 def test_the_extension_loads_from_an_installed_wheel(made, tmp_path):
