@@ -62,18 +62,13 @@ class PreparedWeight:
         self.has_bias = "bias" in self.views
         self.has_perm = "perm" in self.views
         self.loader: Loader = loader_for(self.device)
-        if weight.N > 1 and scales.strides[0] < weight.num_groups:  # the kernels take N * num_groups numbers as there
-            raise StrideError(f"rows of scales must not overlap, got row stride {scales.strides[0]}")
-        if zero_points is not None and zero_points.strides[0] != scales.strides[0] and weight.N > 1:
-            raise StrideError(
-                f"scales and zero_points must have one row stride, got {scales.strides[0]} and {zero_points.strides[0]}"
-            )
-        for name, stride in (("qweight", qweight.strides[0]), ("scales", scales.strides[0])):
-            if stride >= WEIGHT_STRIDE_LIMIT and weight.N > 1:
-                raise StrideError(f"rows of {name} must be less than 2^32 elements apart, got {stride}")
-        # A single row has no stride; the value given for it is the one that breaks no alignment.
-        words = -(-weight.K // VALUES_PER_WORD)
-        qweight_row_stride = qweight.strides[0] if weight.N > 1 else -(-words // ROW_WORDS) * ROW_WORDS
+        if weight.N > 1:
+            qweight_row_stride, scales_row_stride = qweight.strides[0], scales.strides[0]
+            zeros_row_stride = None if zero_points is None else zero_points.strides[0]
+            _check_row_strides(weight.num_groups, qweight_row_stride, scales_row_stride, zeros_row_stride)
+        else:  # a single row has no stride; the value given for it is the one that breaks no alignment
+            words = -(-weight.K // VALUES_PER_WORD)
+            qweight_row_stride, scales_row_stride = -(-words // ROW_WORDS) * ROW_WORDS, weight.num_groups
         self.single_row_stride = -(-weight.K // ALIGNED_VALUES) * ALIGNED_VALUES
         self.single_out_row_stride = -(-weight.N // ALIGNED_VALUES) * ALIGNED_VALUES
         self.low_bits = qweight.address | qweight_row_stride * 4
@@ -87,7 +82,7 @@ class PreparedWeight:
             "group_size": weight.group_size,
             "num_groups": weight.num_groups,
             "qweight_row_stride": qweight_row_stride,
-            "scales_row_stride": scales.strides[0] if weight.N > 1 else weight.num_groups,
+            "scales_row_stride": scales_row_stride,
             # Written anew in each call.
             "x": 0, "out": 0, "M": 0, "x_row_stride": 0, "out_row_stride": 0,
         }  # fmt: skip
@@ -186,6 +181,17 @@ def device_of_weight(weight: PackedWeight) -> Device:
 prepared_weights: dict[int, tuple[weakref.ref[PackedWeight], PreparedWeight]] = {}
 """By the id of the weight, which takes its entry along when it goes."""
 dependent_caches.append(prepared_weights)
+
+
+def _check_row_strides(num_groups: int, qweight: int, scales: int, zero_points: int | None) -> None:
+    """Raise StrideError for row strides that the kernels cannot take; in elements."""
+    if scales < num_groups:  # the kernels take N * num_groups numbers as there
+        raise StrideError(f"rows of scales must not overlap, got row stride {scales}")
+    if zero_points is not None and zero_points != scales:
+        raise StrideError(f"scales and zero_points must have one row stride, got {scales} and {zero_points}")
+    for name, stride in (("qweight", qweight), ("scales", scales)):
+        if stride >= WEIGHT_STRIDE_LIMIT:
+            raise StrideError(f"rows of {name} must be less than 2^32 elements apart, got {stride}")
 
 
 def prepare(weight: PackedWeight) -> PreparedWeight:

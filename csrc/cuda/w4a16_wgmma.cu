@@ -154,9 +154,9 @@ __device__ __forceinline__ void copy_unit(u32 slot, u32 place, const Source &s, 
         const int span = i * (32 / WARP_ROWS) + lane / WARP_ROWS;
         const int k = k0 + span % SPANS * SPAN;
         const u64 at = u64(s.scales + w.group(k) + (ZEROS && span >= SPANS ? w.zeros_from_scales : 0));
-        const bool inside = INSIDE || (k < w.K && lane % WARP_ROWS < s.rows);
+        const bool present = k < w.K && lane % WARP_ROWS < s.rows;
         copy_4_bytes_async(slot + SCALES_AT + 4 * (i * 32 + lane), at & ~u64(3),
-                           INSIDE ? 4 : inside ? 2 + (at & 2) : 0);
+                           INSIDE ? 4 : present ? 2 + (at & 2) : 0);
     }
 }
 
@@ -356,7 +356,8 @@ __device__ __forceinline__ void stage_x(
     let_next_kernel_start();
 
     constexpr int PIECES = TOKENS / 2 / STAGERS;  // of a chunk, for each warp: 8 tokens by 32 k
-    constexpr int BATCH = PIECES < X_LOADS ? X_LOADS / PIECES : 1;  // chunks
+    constexpr int BATCH = X_LOADS / PIECES;       // chunks
+    static_assert(X_LOADS % PIECES == 0);
     const int lane = lane_id(), row = lane / 4, quad = lane % 4;
     const int tile_count = max((work.tiles - work.first_tile + work.tile_stride - 1) / work.tile_stride, 0);
     const int chunks = (work.resident ? min(tile_count, 1) : tile_count) * work.chunks;

@@ -214,15 +214,16 @@ class CudaDriver:
         # graph that one is another layer's; outside, it may have written the weight. Nor is anything gained there: the
         # host is slower.
         functions = self._functions
-        name = "cuLaunchKernel"
+        early = False
         if function.early_start:
             capturing = c_int()
-            if functions["cuStreamIsCapturing"](stream, byref(capturing)) == 0 and capturing.value:
-                name = "cuLaunchKernelEx"
-        if name == "cuLaunchKernelEx":
+            early = functions["cuStreamIsCapturing"](stream, byref(capturing)) == 0 and capturing.value != 0
+        if early:
+            name = "cuLaunchKernelEx"
             config = _LaunchConfig(grid, block, shared_bytes, stream, ctypes.pointer(_EARLY_START), 1)
             status = functions[name](byref(config), function.handle, arguments.address, None)
         else:
+            name = "cuLaunchKernel"
             status = functions[name](function.handle, *grid, *block, shared_bytes, stream, arguments.address, None)
         if status:
             raise self._launch_error(ordinal, function, grid, block, shared_bytes, status, name)
