@@ -1,19 +1,20 @@
-"""What pyproject.toml cannot say yet: the extension, which a build without a C compiler does without."""
+"""What pyproject.toml cannot say yet: the extension, which an install without a C compiler does without."""
 
 import os
 
 from setuptools import Extension, setup
 
+# `gristmill wheel` makes one wheel with it, "required", and for every platform one without, "none".
+extension = os.environ.get("GRISTMILL_EXTENSION", "optional")
 fastcall = Extension(
     "gristmill._fastcall",
     sources=["csrc/host/fastcall.c"],
     extra_compile_args=["-std=c11", "-Wall", "-Wextra"],
     py_limited_api=True,
-    optional=True,
+    optional=extension == "optional",
 )
 
-# `gristmill wheel` makes the wheel for every platform with it.
-if os.environ.get("GRISTMILL_PURE_PYTHON"):
+if extension == "none":
     setup()
 else:
     setup(ext_modules=[fastcall], options={"bdist_wheel": {"py_limited_api": "cp310"}})

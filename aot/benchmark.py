@@ -134,7 +134,7 @@ class Kind:
 
     dtype: str = "float16"  # of the activations, scales and zero points
     group_size: int = GROUP_SIZE
-    zero_points: bool = False
+    zero_points: str = ""  # "" without, else "whole", as GPTQ and AWQ have them, or "real", as HQQ
 
     @property
     def is_common(self) -> bool:
@@ -142,7 +142,8 @@ class Kind:
         return self.group_size == GROUP_SIZE and not self.zero_points
 
     def __str__(self) -> str:
-        return f"{self.dtype}, group size {self.group_size}{', zero points' if self.zero_points else ''}"
+        zero_points = f", {self.zero_points} zero points" if self.zero_points else ""
+        return f"{self.dtype}, group size {self.group_size}{zero_points}"
 
 
 def run(
@@ -182,6 +183,8 @@ def make_weights(torch: Any, N: int, K: int, kind: Kind) -> list[PackedWeight]:
         qweight = pad_rows(qweight)[:, :words] if words % ROW_WORDS else qweight
         scales = (torch.rand(groups, device="cuda") / 50).to(type_)
         zero_points = (15 * torch.rand(groups, device="cuda")).to(type_) if kind.zero_points else None
+        if kind.zero_points == "whole":
+            zero_points = zero_points.round()
         weights.append(PackedWeight(K, N, kind.group_size, kind.dtype, qweight, scales, zero_points))
     return weights
 

@@ -153,10 +153,11 @@ def core_wheel(source: Path, out: Path, platform: str | None = None, budget_byte
             files[path] = f"{folder}/{within}"
             wanted.append(f"{place}/{within}")
     if platform is None:
-        path = _build(files, {}, out, wanted, budget_bytes, environment={"GRISTMILL_PURE_PYTHON": "1"})
+        path = _build(files, {}, out, wanted, budget_bytes, {"GRISTMILL_EXTENSION": "none"})
     else:
         options = [f"--config-setting=--build-option=--plat-name={platform}"]
-        path = _build(files, {}, out, [*wanted, EXTENSION], budget_bytes, zig_environment(), options)
+        environment = {"GRISTMILL_EXTENSION": "required", **zig_environment()}
+        path = _build(files, {}, out, [*wanted, EXTENSION], budget_bytes, environment, options)
     return _wheel(path, None, 0, ())
 
 
@@ -237,11 +238,7 @@ def _build(
         with zipfile.ZipFile(wheel) as archive:
             lost = sorted(set(wanted) - set(archive.namelist()))
         if lost:
-            hint = "are package and data listed in pyproject.toml?"
-            if EXTENSION in lost:  # setuptools goes on without it, and warns
-                warnings = [line for line in process.stdout.splitlines() if "error:" in line or "warning:" in line]
-                hint = "\n".join(["it did not compile:", *warnings])[-6000:]
-            raise WheelError(f"{wheel.name} lacks {', '.join(lost)}; {hint}")
+            raise WheelError(f"{wheel.name} lacks {', '.join(lost)}; are package and data listed in pyproject.toml?")
         size = wheel.stat().st_size
         if size > budget_bytes:
             raise WheelError(f"{wheel.name} has {size} bytes, more than the budget of {budget_bytes}")

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 # K % 32: weights are read 16 bytes, 32 values, at a time, and nothing needs to lie behind the last row. Alignment: of
 # those pieces, and of the ones that x is read in.
 CONDITIONS = ("K % 32 == 0", "alignment % 16 == 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Group sizes that one specialisation is for."""
+
+    tag: str  # in the names of entries
+    span: int  # k that lie in one group for sure
+    exact: bool  # whether a group is just that
+    condition: str
+
+    @property
+    def defines(self) -> dict[str, int]:
+        return {"SPAN": self.span, "EXACT": int(self.exact)}
+
+
+# Unless groups are exact, the kernels find one by a multiplication that is right below K = 2^20.
+G128 = Groups("g128", 128, False, "group_size >= K or (group_size % 128 == 0 and K < 1048576)")
+G64 = Groups("g64", 64, True, "group_size == 64")
+G32 = Groups("g32", 32, True, "group_size == 32")
+G32_MULTIPLES = Groups("g32m", 32, False, "group_size % 32 == 0 and K < 1048576")
+
+COMMON = (G128, G64, G32)
+
+# Of a device with 132 multiprocessors: up to 4620 output features, and from there up to 7920.
+NARROW = "N <= 35 * multiprocessor_count"
+MIDDLE = "N > 35 * multiprocessor_count and N <= 60 * multiprocessor_count"
 
 MEASURED = "measured on NVIDIA H200"
 

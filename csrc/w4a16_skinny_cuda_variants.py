@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gristmill.csrc.w4a16_cuda_rows import CONDITIONS, MEASURED, clusters_at_once
+from gristmill.csrc.w4a16_cuda_rows import (
+    COMMON,
+    CONDITIONS,
+    G32_MULTIPLES,
+    MEASURED,
+    NARROW,
+    Groups,
+    clusters_at_once,
+)
 from gristmill.kernels.variant import CxxVariant, PolicyRow
 from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
 
 ARCHES = ("sm80", "sm90")
 SOURCE = "csrc/cuda/w4a16_skinny.cu"
 SYMBOL = "w4a16_skinny"
-
-# k in one group for sure -> the group sizes that a span of it is right for. With 128 the kernel finds the group by a
-# shift; with 64 and 32 by a multiplication that is exact below K = 2^20.
-SPANS = {
-    128: "group_size >= K or (group_size % 128 == 0 and 4096 % group_size == 0)",
-    64: "group_size % 64 == 0 and K < 1048576",
-    32: "group_size % 32 == 0 and K < 1048576",
-}
 
 PREDICTED = "predicted from the same source on NVIDIA H200"
 
@@ -51,9 +51,9 @@ class Shape:
         text += f"_c{self.cluster}" if self.cluster > 1 else ""
         return f"{text}_b{self.blocks}" if self.blocks > 1 else text
 
-    def shared_bytes(self, span: int, zero_points: bool) -> str:
+    def shared_bytes(self, groups: Groups, zero_points: bool) -> str:
         """Formula of the dynamic shared memory; see the kernel's header."""
-        slot = 16 * self.tiles * self.chunks * (64 + 4 * (128 // span) * (1 + zero_points))
+        slot = 16 * self.tiles * self.chunks * (64 + 4 * (128 // groups.span) * (1 + zero_points))
         buffers = 2 if self.tokens == 8 else 1
         sums = 4 * buffers * self.cluster * self.warps_k * self.tokens * (self.rows // self.cluster + 4)
         tokens = "min(M, 8)" if self.tokens == 8 else str(self.tokens)
@@ -62,12 +62,12 @@ class Shape:
         x = f"{256 * self.chunks} * {tokens} * {units}"
         return f"{x} + {self.warps * self.depth * slot + sums}"
 
-    def grid(self, span: int, zero_points: bool) -> tuple[str, str, str]:
+    def grid(self, groups: Groups, zero_points: bool) -> tuple[str, str, str]:
         """As many clusters as run at once: each takes tile after tile of rows, and the next kernel can start early."""
         blocks = "multiprocessor_count"
         if self.blocks > 1:
             # A block takes a KiB beside its own, and so does the limit of one block.
-            fitting = f"(lds_bytes + 1024) // ({self.shared_bytes(span, zero_points)} + 1024)"
+            fitting = f"(lds_bytes + 1024) // ({self.shared_bytes(groups, zero_points)} + 1024)"
             blocks += f" * min({self.blocks}, {fitting})"
         clusters = clusters_at_once(self.cluster, blocks)
         factor = f"{self.cluster} * " if self.cluster > 1 else ""
@@ -81,16 +81,16 @@ class Choice:
     when: str
     shapes: tuple[Shape, ...]
     origin: str = MEASURED
+    groups: tuple[Groups, ...] = COMMON
 
 
 def variants(arch: str) -> list[CxxVariant]:
     """The rows to build for `arch`; none where the kernel does not run."""
-    shapes = dict.fromkeys(shape for choice in _CHOICES.get(arch, ()) for shape in choice.shapes)
+    wanted = dict.fromkeys(
+        (shape, groups) for choice in _CHOICES.get(arch, ()) for shape in choice.shapes for groups in choice.groups
+    )
     return [
-        _variant(arch, shape, span, dtype, zero_points)
-        for shape in shapes
-        for span in SPANS
-        for dtype, zero_points in KINDS
+        _variant(arch, shape, groups, dtype, zero_points) for shape, groups in wanted for dtype, zero_points in KINDS
     ]
 
 
@@ -100,9 +100,9 @@ def policy(arch: str) -> list[PolicyRow]:
         PolicyRow(
             choice.when,
             tuple(
-                _name(shape, span, dtype, zero_points)
+                _name(shape, groups, dtype, zero_points)
                 for dtype, zero_points in KINDS
-                for span in SPANS
+                for groups in choice.groups
                 for shape in choice.shapes
             ),
             choice.origin,
@@ -111,20 +111,20 @@ def policy(arch: str) -> list[PolicyRow]:
     ]
 
 
-def _name(shape: Shape, span: int, dtype: str, zero_points: bool) -> str:
-    return entry_name(SYMBOL, dtype, zero_points, f"g{span}_{shape.suffix}")
+def _name(shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> str:
+    return entry_name(SYMBOL, dtype, zero_points, f"{groups.tag}_{shape.suffix}")
 
 
-def _variant(arch: str, shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
+def _variant(arch: str, shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> CxxVariant:
     return CxxVariant(
-        name=_name(shape, span, dtype, zero_points),
+        name=_name(shape, groups, dtype, zero_points),
         op=OP,
         source=SOURCE,
         symbol=SYMBOL,
         defines={
             "BF16": int(dtype == "bfloat16"),
             "ZEROS": int(zero_points),
-            "SPAN": span,
+            **groups.defines,
             "TOKENS": shape.tokens,
             "TILES": shape.tiles,
             "WARPS_N": shape.warps_n,
@@ -136,11 +136,11 @@ def _variant(arch: str, shape: Shape, span: int, dtype: str, zero_points: bool) 
         },
         arguments=arguments(zero_points),
         block=(32 * shape.warps, 1, 1),
-        grid=shape.grid(span, zero_points),
-        dynamic_shared_bytes=shape.shared_bytes(span, zero_points),
+        grid=shape.grid(groups, zero_points),
+        dynamic_shared_bytes=shape.shared_bytes(groups, zero_points),
         dtype=dtype,
         zero_points=zero_points,
-        conditions=(*CONDITIONS, SPANS[span]),
+        conditions=(*CONDITIONS, groups.condition),
         roundings=1 + zero_points,  # of the output; of q - z, or what taking z apart needs instead (k8x_mma.h)
         weights_in_dtype=False,
         early_start=arch == "sm90",
@@ -158,28 +158,28 @@ FOUR = Shape(8, 2, 4, 2, depth=4, cluster=4, blocks=2)
 SMALL = Shape(8, 2, 1, 4, depth=4, blocks=2)
 
 # M <= 16.
-M16_PLAIN = Shape(16, 2, 4, 2, depth=4)
 M16_TWELVE = Shape(16, 2, 2, 6, depth=3)
-M16_PAIR = Shape(16, 2, 4, 2, depth=4, cluster=2)
+M16_PAIR = Shape(16, 2, 4, 2, depth=3, chunks=2, cluster=2)
 M16_NARROW = Shape(16, 1, 4, 4, depth=2, chunks=2, cluster=2)
 M16_FOUR = Shape(16, 2, 4, 2, depth=4, cluster=4)
 
-# The fastest of 39 shapes, or within 6 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
-# H200, float16, group size 128, graph replay, weights rotated past L2, medians). What is left of M <= 16 on sm90 goes
-# to the wgmma kernel.
+# The fastest of 39 shapes, or within 5 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
+# H200, float16 and bfloat16, group size 128, graph replay, weights rotated past L2, medians). What is left of M <= 16
+# on sm90 goes to the wgmma kernel.
 _CHOICES = {
     "sm90": (
+        Choice(f"M <= 2 and K >= 8192 and N > 3072 and {NARROW}", (TWELVE, PAIR, FOUR)),
         Choice("M <= 2 and (K >= 8192 or (K >= 3072 and N > 60 * multiprocessor_count))", (DEEP, PAIR, FOUR)),
         Choice("M <= 2 or (M <= 4 and K < 3072)", (PLAIN, PAIR, FOUR)),
+        Choice("M <= 8 and M > 4 and N <= 3072", (FOUR,)),
         Choice("M <= 8 and K < 3072", (TWELVE, PAIR, FOUR)),
-        Choice("M <= 8 and M > 4 and K >= 8192 and N <= 3072", (FOUR,)),
-        Choice("M <= 8 and (K >= 8192 or N <= 35 * multiprocessor_count)", (PAIR, FOUR)),
+        Choice(f"M <= 8 and (K >= 8192 or {NARROW})", (PAIR, FOUR)),
         Choice("M <= 8", (DEEP, PAIR, FOUR)),
         Choice("M <= 16 and K < 3072 and N > 30 * multiprocessor_count", (M16_TWELVE, M16_PAIR, M16_FOUR)),
-        Choice("M <= 16 and K >= 3072 and N >= 140 * multiprocessor_count", (M16_PLAIN, M16_PAIR, M16_FOUR)),
-        Choice("M <= 16 and K >= 3072 and K < 8192 and N <= 35 * multiprocessor_count", (M16_NARROW, M16_FOUR)),
-        Choice("M <= 16 and K >= 3072 and K < 8192", (M16_PAIR, M16_FOUR)),
         Choice("M <= 16 and (K < 3072 or N <= 3072)", (M16_FOUR,)),
+        Choice(f"M <= 16 and (K >= 8192 or {NARROW})", (M16_NARROW,)),
+        Choice("M <= 16 and (K > 4096 or N < 140 * multiprocessor_count)", (M16_PAIR,)),
+        Choice("M <= 8", (PLAIN, FOUR), PREDICTED, (G32_MULTIPLES,)),
     ),
-    "sm80": (Choice("M <= 8", (PLAIN, SMALL), PREDICTED),),
+    "sm80": (Choice("M <= 8", (PLAIN, SMALL), PREDICTED, (*COMMON, G32_MULTIPLES)),),
 }

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gristmill.csrc.w4a16_cuda_rows import CONDITIONS, MEASURED, clusters_at_once
+from gristmill.csrc.w4a16_cuda_rows import (
+    COMMON,
+    CONDITIONS,
+    G32_MULTIPLES,
+    MEASURED,
+    MIDDLE,
+    NARROW,
+    Groups,
+    clusters_at_once,
+)
 from gristmill.kernels.variant import CxxVariant, PolicyRow
 from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
 
@@ -12,13 +21,8 @@ ARCH = "sm90"
 SOURCE = "csrc/cuda/w4a16_wgmma.cu"
 SYMBOL = "w4a16_wgmma"
 
-# k in one group for sure -> the group sizes that a span of it is right for. The kernel finds the group by a
-# multiplication that is exact below K = 2^20.
-SPANS = {span: f"(group_size >= K or group_size % {span} == 0) and K < 1048576" for span in (128, 32)}
-
 SHARED_BYTES = 232448  # that a block can have: the opt-in limit of compute capability 9.0, 227 KiB
 MOST_SLOTS = 16  # for chunks of x
-UNIT = 256  # k that a warp copies at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Shape:
     cluster: int  # blocks that divide K
     depth: int  # units in a warp's ring
     stagers: int = 4  # warps that stage x
+    chunks: int = 2  # of 128 k in a unit, which is what a warp copies at a time
 
     @property
     def warpgroups(self) -> int:
@@ -42,27 +47,28 @@ class Shape:
 
     @property
     def suffix(self) -> str:
-        text = f"m{self.tokens}_n{self.groups_n}_k{self.groups_k}_c{self.cluster}_d{self.depth}"
+        text = f"m{self.tokens}_n{self.groups_n}_k{self.groups_k}_c{self.cluster}_d{self.depth}x{self.chunks}"
         return f"{text}_s{self.stagers}" if self.stagers != 4 else text
 
-    def other_bytes(self, span: int, zero_points: bool) -> int:
+    def other_bytes(self, groups: Groups, zero_points: bool) -> int:
         """Shared memory beside that for x: barriers, sums, weights and scales."""
-        ring = self.depth * (UNIT // 2 * 16 + 64 * (UNIT // span) * (1 + zero_points))
-        return 16 * MOST_SLOTS + 128 + 256 * self.tokens * self.warpgroups + 4 * self.warpgroups * ring
+        ring = self.depth * self.chunks * (64 * 16 + 64 * (128 // groups.span) * (1 + zero_points))
+        sums = 4 * self.tokens * (self.rows // self.cluster) * (2 * self.cluster - 1)
+        return 16 * MOST_SLOTS + 128 + sums + 4 * self.warpgroups * ring
 
-    def x_slots(self, span: int, zero_points: bool) -> int:
+    def x_slots(self, groups: Groups, zero_points: bool) -> int:
         """For chunks of 128 k of x: as many as there is room for."""
-        room = (SHARED_BYTES - self.other_bytes(span, zero_points)) // (256 * self.tokens)
+        room = (SHARED_BYTES - self.other_bytes(groups, zero_points)) // (256 * self.tokens)
         return min(MOST_SLOTS, room)
 
-    def shared_bytes(self, span: int, zero_points: bool) -> str:
+    def shared_bytes(self, groups: Groups, zero_points: bool) -> str:
         """Formula of the dynamic shared memory: the kernel's header, with the barriers of MOST_SLOTS slots.
 
         X_SLOTS follows from what is left beside them.
         """
-        units = f"ceil_div(ceil_div(K, {UNIT}), {self.cluster})"
-        slots = f"min({self.x_slots(span, zero_points)}, 2 * {units})"
-        return f"{256 * self.tokens} * {slots} + {self.other_bytes(span, zero_points)}"
+        units = f"ceil_div(ceil_div(K, {128 * self.chunks}), {self.cluster})"
+        slots = f"min({self.x_slots(groups, zero_points)}, {self.chunks} * {units})"
+        return f"{256 * self.tokens} * {slots} + {self.other_bytes(groups, zero_points)}"
 
     @property
     def grid(self) -> tuple[str, str, str]:
@@ -77,16 +83,15 @@ class Choice:
 
     when: str
     shape: Shape
+    groups: tuple[Groups, ...] = COMMON
 
 
 def variants(arch: str) -> list[CxxVariant]:
     """The rows to build for `arch`; none but for Hopper."""
     if arch != ARCH:
         return []
-    shapes = dict.fromkeys(choice.shape for choice in _CHOICES)
-    return [
-        _variant(shape, span, dtype, zero_points) for shape in shapes for span in SPANS for dtype, zero_points in KINDS
-    ]
+    wanted = dict.fromkeys((choice.shape, groups) for choice in _CHOICES for groups in choice.groups)
+    return [_variant(shape, groups, dtype, zero_points) for shape, groups in wanted for dtype, zero_points in KINDS]
 
 
 def policy(arch: str) -> list[PolicyRow]:
@@ -96,42 +101,47 @@ def policy(arch: str) -> list[PolicyRow]:
     return [
         PolicyRow(
             choice.when,
-            tuple(_name(choice.shape, span, dtype, zero_points) for dtype, zero_points in KINDS for span in SPANS),
+            tuple(
+                _name(choice.shape, groups, dtype, zero_points)
+                for dtype, zero_points in KINDS
+                for groups in choice.groups
+            ),
             MEASURED,
         )
         for choice in _CHOICES
     ]
 
 
-def _name(shape: Shape, span: int, dtype: str, zero_points: bool) -> str:
-    return entry_name(SYMBOL, dtype, zero_points, f"g{span}_{shape.suffix}")
+def _name(shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> str:
+    return entry_name(SYMBOL, dtype, zero_points, f"{groups.tag}_{shape.suffix}")
 
 
-def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVariant:
+def _variant(shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> CxxVariant:
     return CxxVariant(
-        name=_name(shape, span, dtype, zero_points),
+        name=_name(shape, groups, dtype, zero_points),
         op=OP,
         source=SOURCE,
         symbol=SYMBOL,
         defines={
             "BF16": int(dtype == "bfloat16"),
             "ZEROS": int(zero_points),
-            "SPAN": span,
+            **groups.defines,
             "TOKENS": shape.tokens,
             "WG_N": shape.groups_n,
             "WG_K": shape.groups_k,
             "CLUSTER": shape.cluster,
             "DEPTH": shape.depth,
             "STAGERS": shape.stagers,
-            "X_SLOTS": shape.x_slots(span, zero_points),
+            "CHUNKS": shape.chunks,
+            "X_SLOTS": shape.x_slots(groups, zero_points),
         },
         arguments=arguments(zero_points),
         block=(128 * shape.warpgroups + 32 * shape.stagers + 128, 1, 1),
         grid=shape.grid,
-        dynamic_shared_bytes=shape.shared_bytes(span, zero_points),
+        dynamic_shared_bytes=shape.shared_bytes(groups, zero_points),
         dtype=dtype,
         zero_points=zero_points,
-        conditions=(*CONDITIONS, SPANS[span]),
+        conditions=(*CONDITIONS, groups.condition),
         roundings=2 + zero_points,  # of the output, of (q - z) * s, of q - z
         weights_in_dtype=True,
         early_start=True,
@@ -139,25 +149,31 @@ def _variant(shape: Shape, span: int, dtype: str, zero_points: bool) -> CxxVaria
     )
 
 
-M16 = Shape(16, 1, 2, cluster=2, depth=4)
-M32 = Shape(32, 1, 2, cluster=2, depth=3)
+M16 = Shape(16, 1, 2, cluster=2, depth=3, stagers=8)
+M32 = Shape(32, 1, 2, cluster=2, depth=2, stagers=8)
+M32_TWO = Shape(32, 2, 1, cluster=2, depth=3)
 M32_FOUR = Shape(32, 2, 1, cluster=4, depth=4)
-M64 = Shape(64, 1, 2, cluster=2, depth=3, stagers=8)
-M64_TWO = Shape(64, 2, 1, cluster=2, depth=3)
+M64 = Shape(64, 1, 2, cluster=2, depth=2, stagers=8)
 M64_FOUR = Shape(64, 2, 1, cluster=4, depth=2)
+M64_SMALL = Shape(64, 2, 1, cluster=4, depth=3, chunks=1)
 
-NARROW = "N <= 35 * multiprocessor_count"
-MIDDLE = "N > 35 * multiprocessor_count and N <= 60 * multiprocessor_count"
+# Clusters of four, of which 30 run at once, suit up to 30 tiles; clusters of two up to 66, 64 of 128 rows being common.
+ONE_TURN_OF_FOUR = "N <= 29 * multiprocessor_count"
+ONE_TURN_OF_TWO = "N > 60 * multiprocessor_count and N <= 64 * multiprocessor_count"
 
-# The fastest of 25 shapes, or within 6 % of it, at M = 16, 32 and 64 in the eight layers of `gristmill bench` (NVIDIA
-# H200, float16, group size 128, graph replay, weights rotated past L2, medians). Other layers at M > 32 are left to the
-# tiles.
+# The fastest of 33 shapes, or within 5 % of it, at M = 16, 32 and 64 in the eight layers of `gristmill bench`, and of
+# seven in ten larger ones (NVIDIA H200, float16 and bfloat16, group size 128, graph replay, weights rotated past L2,
+# medians). What is left of M <= 64 goes to the tiles, which are ahead there.
 _CHOICES = (
     Choice("M <= 16", M16),
-    Choice(f"M <= 32 and ((K >= 8192 and N <= 3072) or (K >= 3072 and K < 8192 and {MIDDLE}))", M32_FOUR),
+    Choice(f"M <= 32 and ({ONE_TURN_OF_FOUR} or (K >= 3072 and K < 8192 and {MIDDLE}))", M32_FOUR),
+    Choice(f"M <= 32 and (K < 3072 or ({ONE_TURN_OF_TWO}))", M32_TWO),
+    Choice("M <= 32 and K > 4096 and K <= 8192 and N > 64 * multiprocessor_count", M32_FOUR),
     Choice("M <= 32", M32),
-    Choice(f"M <= 64 and ((K >= 8192 and N <= 3072) or (K < 3072 and {NARROW}))", M64_FOUR),
-    Choice(f"M <= 64 and {NARROW}", M64),
-    Choice("M <= 64 and K < 3072", M64_TWO),
-    Choice(f"M <= 64 and K < 8192 and {MIDDLE}", M64_FOUR),
+    Choice("M <= 64 and K < 3072 and N <= 60 * multiprocessor_count", M64_SMALL),
+    Choice("M <= 64 and K < 3072", M64),
+    Choice(f"M <= 64 and {ONE_TURN_OF_FOUR}", M64_FOUR),
+    Choice(f"M <= 64 and ({NARROW} or ({ONE_TURN_OF_TWO}))", M64),
+    Choice("M <= 64 and (K <= 4096 or N < 140 * multiprocessor_count)", M64_FOUR),
+    *(Choice(f"M <= {shape.tokens}", shape, (G32_MULTIPLES,)) for shape in (M16, M32, M64)),
 )

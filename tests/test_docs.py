@@ -115,7 +115,7 @@ def test_every_variable_that_is_read_is_in_the_table():
     run_time, building = ({row[0] for row in pages.table_rows(part)} for part in parts)
     assert run_time | building == read
     assert run_time == {row[0] for row in pages.table_rows(environment.__doc__)}
-    assert building - {"GRISTMILL_PURE_PYTHON"} == {row[0] for row in pages.table_rows(build_environment.__doc__)}
+    assert building - {"GRISTMILL_EXTENSION"} == {row[0] for row in pages.table_rows(build_environment.__doc__)}
 
 
 # --- The pack format ------------------------------------------------------------------------------------------

@@ -27,7 +27,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--m", type=_numbers, help="comma separated (default 1,2,4,8,16,32,64)")
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
     parser.add_argument("--group-size", type=int, default=128, help="default 128, which the peers have too")
-    parser.add_argument("--zero-points", action="store_true", help="weights with zero points; the peers have none")
+    parser.add_argument(
+        "--zero-points",
+        choices=("whole", "real"),
+        default="",
+        help="weights with such zero points; the peers have none",
+    )
     parser.add_argument("--every-entry", action="store_true", help="time each entry that can, for choosing rules")
     parser.add_argument("--out", type=Path, help="folder for bench.json, bench.md, bench.svg and bench.png")
     parser.add_argument("--cold", action="store_true", help="time the first result in fresh processes instead")

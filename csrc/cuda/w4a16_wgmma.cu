@@ -3,11 +3,12 @@
 //   S       dtype of x [N, num_groups]                   Z  like S, any real value; without ZEROS it is 8
 // Grid (CLUSTER * min(ceil(N / ROWS), clusters at once), ceil(M / TOKENS)), ROWS = 64 * WG_N;
 // clusters of CLUSTER blocks; block 32 * (4 * WG_N * WG_K + STAGERS + 4) threads; shared memory, dynamic, in bytes:
-//   ceil((16 * X_SLOTS + 16) / 128) * 128                                               barriers
-//   + 256 * TOKENS * min(X_SLOTS, 2 * ceil(ceil(K / 256) / CLUSTER))                    activations
-//   + 256 * TOKENS * WG_N * WG_K                                                        sums
-//   + 4 * WG_N * WG_K * DEPTH * (2048 + 16384 / SPAN * (1 + ZEROS))                     weights and scales
-// Needs K % 32 == 0 and K < 2^20, 16-byte aligned x and Q, and groups of a multiple of SPAN, or one group.
+//   ceil((16 * X_SLOTS + 32) / 128) * 128                                               barriers
+//   + 256 * TOKENS * min(X_SLOTS, CHUNKS * ceil(ceil(K / (128 * CHUNKS)) / CLUSTER))    activations
+//   + 4 * TOKENS * ROWS / CLUSTER * (2 * CLUSTER - 1)                                   sums
+//   + 4 * WG_N * WG_K * DEPTH * CHUNKS * (1024 + 8192 / SPAN * (1 + ZEROS))             weights and scales
+// Needs K % 32 == 0 and 16-byte aligned x and Q; if EXACT groups of SPAN, else one group, or with K < 2^20 groups of a
+// multiple of SPAN.
 //
 // Weights are operand A of wgmma, 64 output features by 16 k, and come from registers; tokens are operand B and come
 // from shared memory. The order of k inside a sum is free as long as both operands agree: ldmatrix hands 32 neighbours
@@ -17,31 +18,33 @@
 //
 // Nothing in the main loop waits for a whole block. Warps have three trades:
 //   multiplying  WG_N * WG_K warpgroups, 64 rows each, side by side along N and taking turns along K. Each warp copies
-//                its own 16 rows in the background, DEPTH units of 256 k ahead and over the ends of tiles, unpacks half
-//                a chunk of 128 k while the tensor core multiplies the half before, and sends its sums when a tile ends
+//                its own 16 rows in the background, DEPTH units ahead and over the ends of tiles, unpacks half a chunk
+//                of 128 k while the tensor core multiplies the half before, and leaves its sums in shared memory when a
+//                tile ends
 //   staging x    STAGERS warps; once, if the slice of x fits X_SLOTS chunks, else again for every tile, just behind the
 //                multiplication
-//   adding up    4 warps; the sums of all warpgroups of the cluster come to them, from other blocks through
-//                asynchronous stores that count themselves at a barrier, are added in a fixed order and rounded once,
-//                while the next tile is multiplied
+//   adding up    4 warps, while the next tile is multiplied: each block has a part of the tile's rows. It sends the
+//                sums of the others to their blocks, by asynchronous stores that count themselves at a barrier there,
+//                adds what comes in a fixed order and rounds once. (Where the multiplying warps sent for themselves,
+//                4096 x 28672 took 11 % longer at 64 tokens.)
 //
 // What should bind, for 1024 weights (64 rows of 16 k), H200 at 1.8 GHz, in cycles of one multiprocessor of 132:
 //   memory   528 bytes with a scale per 128 at 4.3 TB/s: 29
 //   issue    24 instructions a warp as disassembled, 13 of them to unpack (4 LOP3, 4 HADD2 or HFMA2, 4 HMUL2, 1 shift)
 //   wgmma    TOKENS / 2 at the full rate: 8, 16, 32; at 64 tokens operand B alone takes 16 of shared memory
-// Measured: 4096 x 28672 takes 27, 33 and 49 us at 16, 32 and 64 tokens, that is 57, 68 and 101 cycles. A program with
-// these wgmma and nothing else runs at the full rate, and at 64 tokens with the unpacking beside it at 45, 42 and 40
-// cycles with two, three and four warpgroups. What is lost beside that is waiting: for words and scales out of the
-// ring, for x, and at the ends of tiles. Words loaded a chunk ahead gained nothing, and for more than two warpgroups
-// there are too few registers.
+// Measured: 4096 x 28672 takes 27, 32 and 43 us at 16, 32 and 64 tokens, that is 56, 67 and 90 cycles. A program with
+// these wgmma and nothing else runs at the full rate, and with the unpacking beside it at 26, 30 and 39 cycles, one or
+// two less with more warpgroups. What is lost beside that, at 64 tokens: clusters of four fit on 120 of 132
+// multiprocessors; 224 tiles are 7.5 turns; a tile takes 1400 cycles to end and the next to begin; the rest is waiting,
+// for words and scales out of the ring and for x. Words loaded a chunk ahead, smaller steps between wgmma, four
+// warpgroups and two sets of outgoing sums gained nothing.
 #include "k8x_mma.h"
 #include "wgmma.h"
 
 constexpr int CHUNK = 128;                     // k that 16 rows of a warp hold in registers: four words a row and lane
-constexpr int CHUNKS = 2;                      // in a unit, so that copies are whole lines of 128 bytes
-constexpr int UNIT = CHUNK * CHUNKS;
-constexpr int SPANS = UNIT / SPAN;             // a span lies in one group
-constexpr int SCALES = CHUNK / SPAN;           // of a row in a chunk
+constexpr int UNIT = CHUNK * CHUNKS;           // k per copy
+constexpr int UNIT_STRIDE = WG_K;
+constexpr int SPANS = CHUNK / SPAN;            // scales of a row per chunk
 constexpr int WARPGROUPS = WG_N * WG_K;
 constexpr int MULTIPLIERS = 4 * WARPGROUPS;    // warps
 constexpr int ADDERS = 4;
@@ -49,23 +52,18 @@ constexpr int THREADS = 32 * (MULTIPLIERS + STAGERS + ADDERS);
 constexpr int WARP_ROWS = 16;
 constexpr int ROWS = 64 * WG_N;                // output features per cluster and turn
 constexpr int OWN_ROWS = ROWS / CLUSTER;       // of which this block adds up
-constexpr int SOURCES = CLUSTER * WG_K;        // sums per output
 
-// A slot of a warp's ring: [WARP_ROWS][LINE bytes] weights, then [1 + ZEROS][SPANS][WARP_ROWS] scales, 4 bytes each.
-constexpr int LINE = UNIT / 2;
-constexpr int SCALES_AT = LINE * WARP_ROWS;
-constexpr int ZEROS_AT = SCALES_AT + 4 * SPANS * WARP_ROWS;
-constexpr int SLOT_BYTES = ZEROS_AT + (ZEROS ? 4 * SPANS * WARP_ROWS : 0);
-constexpr int SCALE_COPIES = (SLOT_BYTES - SCALES_AT) / 128;  // per lane
-constexpr int LINE_LANES = LINE / 16;
-constexpr int COPY_ROWS = 32 / LINE_LANES;     // rows per copy of a warp
+#include "weight_ring.h"
 
 // A chunk of x: [8 steps][2 halves of k][TOKENS / 8][8 tokens][4 quads][2 neighbours in k]. Step 2j + e takes
 // k = 32j + 8 * quad + 4e and the one after it in half 0, the two after those in half 1: what unpack() yields.
 constexpr int X_BYTES = 2 * CHUNK * TOKENS;
 constexpr int HALF_BYTES = 16 * TOKENS, STEP_BYTES = 2 * HALF_BYTES;
-constexpr int SUM_BYTES = 4 * SOURCES * OWN_ROWS * TOKENS;
-constexpr int BARRIER_BYTES = (16 * X_SLOTS + 16 + 127) / 128 * 128;
+// Sums: [CLUSTER][OWN_ROWS][TOKENS] on their way out, a part for each block, and [CLUSTER - 1][OWN_ROWS][TOKENS] that
+// other blocks have sent.
+constexpr int PART_BYTES = 4 * OWN_ROWS * TOKENS;
+constexpr int SUM_BYTES = PART_BYTES * (2 * CLUSTER - 1);
+constexpr int BARRIER_BYTES = (16 * X_SLOTS + 32 + 127) / 128 * 128;
 
 // All warps start with the same share of the registers; those that multiply then take what the others can spare.
 constexpr int REGISTERS = 65536 / THREADS / 8 * 8;
@@ -76,18 +74,13 @@ constexpr int FREE_REGISTERS =
 constexpr int MULTIPLIER_REGISTERS = FREE_REGISTERS > 240 ? 240 : FREE_REGISTERS;
 constexpr int X_LOADS = 8;  // of 16 bytes a lane, in each of two batches that are on their way
 
-static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32);
 static_assert(WARPGROUPS <= 2 && (STAGERS == 4 || STAGERS == 8));
-static_assert(ROWS % CLUSTER == 0 && OWN_ROWS % 8 == 0 && 32 * ADDERS % OWN_ROWS == 0);
+static_assert(ROWS % CLUSTER == 0 && OWN_ROWS % 16 == 0 && 32 * ADDERS % OWN_ROWS == 0);
 // A warpgroup that is done with a tile looks for its next chunk up to CHUNKS * (2 * WG_K - 1) on. Were that more than
 // all slots, a barrier's parity would not tell that chunk from one a round earlier.
 static_assert(X_SLOTS >= CHUNKS * (2 * WG_K - 1));
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
-
-// Where in a slot piece `piece` of row `row` lies: eight rows of one piece, which ldmatrix reads at a time, are 128
-// bytes from all banks.
-__device__ __forceinline__ u32 place_of(u32 row, u32 piece) { return row * LINE + 16 * (piece ^ row % 8); }
 
 // A row's pairs of sums lie at their number XOR this: neither storing (4 rows of 4 pairs at a time) nor loading (one
 // pair of 16 rows) then meets a bank twice.
@@ -102,67 +95,9 @@ __device__ __forceinline__ u32 opaque(u32 v) {
     return v;
 }
 
-struct Weight {
-    const u32 *words;
-    const u16 *scales;
-    long long zeros_from_scales;  // in elements
-    u32 word_stride, scale_stride;
-    int N, K, group_size;
-    u32 groups;  // the next whole number above 2^31 / (group_size / SPAN); 0 for one group
-
-    __device__ __forceinline__ int group(u32 k) const { return int((u64(k / SPAN) * groups) >> 31); }
-    // 2 for an odd group, else 0; other bits may be anything.
-    __device__ __forceinline__ u32 twice_parity(u32 k) const { return k / SPAN * groups >> 30; }
-};
-
-// Where a lane copies from, of a warp's 16 rows.
-struct Source {
-    const u32 *words;
-    const u16 *scales;
-    int rows;        // that the weight still has, from the warp's first on
-    int inside_end;  // units before it can be copied whole, with the neighbour of each scale
-};
-
-__device__ __forceinline__ Source source_of(const Weight &w, int first_row) {
-    const u32 row = first_row + lane_id() / LINE_LANES, scale_row = first_row + lane_id() % WARP_ROWS;
-    Source s;
-    s.words = w.words + u64(row) * w.word_stride + 4 * (lane_id() % LINE_LANES);
-    s.scales = w.scales + u64(scale_row) * w.scale_stride;
-    s.rows = w.N - first_row;
-    // Behind the last row's last scale the array may end.
-    const int whole = s.rows > WARP_ROWS ? w.K : s.rows == WARP_ROWS ? w.group(w.K - 1) * w.group_size : 0;
-    s.inside_end = whole / UNIT;
-    return s;
-}
-
-// Start the copies of one unit into a slot; `place` is that of the lane's first. Past N and K come zeros; where the
-// unit is INSIDE nothing does. 4 bytes are the least that can be copied: a scale comes with a neighbour, except where
-// that may lie behind the array.
-template <bool INSIDE>
-__device__ __forceinline__ void copy_unit(u32 slot, u32 place, const Source &s, const Weight &w, int unit) {
-    const int lane = lane_id();
-    const int k0 = unit * UNIT;
-    const int rows = k0 + 32 * (lane % LINE_LANES) < w.K ? s.rows - lane / LINE_LANES : 0;
-    const u32 *from = s.words + k0 / 8;
-#pragma unroll
-    for (int first = 0; first < WARP_ROWS; first += COPY_ROWS) {
-        copy_16_bytes_async(slot + (place ^ 16 * (first % 8)) + first * LINE, from, INSIDE || first < rows ? 16 : 0);
-        from += u64(COPY_ROWS) * w.word_stride;
-    }
-#pragma unroll
-    for (int i = 0; i < SCALE_COPIES; ++i) {
-        const int span = i * (32 / WARP_ROWS) + lane / WARP_ROWS;
-        const int k = k0 + span % SPANS * SPAN;
-        const u64 at = u64(s.scales + w.group(k) + (ZEROS && span >= SPANS ? w.zeros_from_scales : 0));
-        const bool present = k < w.K && lane % WARP_ROWS < s.rows;
-        copy_4_bytes_async(slot + SCALES_AT + 4 * (i * 32 + lane), at & ~u64(3),
-                           INSIDE ? 4 : present ? 2 + (at & 2) : 0);
-    }
-}
-
-// How the blocks and warps of a cluster divide K and the tiles of ROWS output features.
+// What a block has to do.
 struct Work {
-    int first_tile, tiles, tile_stride;
+    Tiles tiles;
     int slice_begin, slice_end;  // of K, in units, for this block
     int chunks;                  // of that slice
     int slots;                   // for chunks of x
@@ -171,9 +106,10 @@ struct Work {
 
 // Addresses in shared memory.
 struct Places {
-    u32 filled, emptied;            // a barrier per slot of x
-    u32 sums_filled, sums_emptied;  // barriers
-    u32 x, sums, rings;
+    u32 filled, emptied;                    // a barrier per slot of x
+    u32 outgoing_filled, outgoing_emptied;  // barriers
+    u32 incoming_filled, incoming_emptied;
+    u32 x, outgoing, incoming, rings;
 };
 
 __device__ __forceinline__ void arrive_at_cluster() {
@@ -187,37 +123,53 @@ __device__ __forceinline__ void wait_for_cluster() {
 #endif
 }
 
-__device__ __forceinline__ void multiply(const Weight &w, const Work &work, const Places &at, int warp, int rank) {
-    const int lane = lane_id(), row = lane / 4, quad = lane % 4;
+// What a lane has of the sums of 16 rows from tile_row on, and where they go, by halves of the tokens.
+struct Sums {
+    const float *sums;
+    u32 outgoing;
+    int tile_row;
+
+    template <class Visit>
+    __device__ __forceinline__ void visit(int half, Visit visit) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = tile_row + 8 * h + lane_id() / 4;
+            const u32 to = outgoing + row * (4 * TOKENS), twist = opaque(sum_swizzle(row));
+#pragma unroll
+            for (int c = half * (TOKENS / 16); c < (half + 1) * (TOKENS / 16); ++c)
+                visit(to + 8 * ((4 * c + lane_id() % 4) ^ twist), sums + 4 * c + 2 * h);
+        }
+    }
+    template <int HALF>
+    __device__ __forceinline__ void store() const {
+        visit(HALF, [](u32 to, const float v[2]) { store_floats(to, v[0], v[1]); });
+    }
+    // Add what is there.
+    template <int HALF>
+    __device__ __forceinline__ void add() const {
+        visit(HALF, [](u32 to, const float v[2]) {
+            float other[2];
+            load_floats(other, to);
+            store_floats(to, v[0] + other[0], v[1] + other[1]);
+        });
+    }
+};
+
+__device__ __forceinline__ void multiply(const Weight &w, const Work &work, const Places &at, int warp) {
+    const int lane = lane_id(), row = lane / 4;
     const int group_k = warp / 4 % WG_K, group_n = warp / 4 / WG_K;
     const int tile_row = 64 * group_n + WARP_ROWS * (warp % 4);
-    const int first_unit = work.slice_begin + group_k;
     const u32 ring = at.rings + warp * (DEPTH * SLOT_BYTES);
 
-    int load_tile = first_unit < work.slice_end ? work.first_tile : work.tiles, load_unit = first_unit;
-    Source source = source_of(w, load_tile * ROWS + tile_row);
-    const u32 copy_place = place_of(lane / LINE_LANES, lane % LINE_LANES), read_place = place_of(lane % 16, lane / 16);
-    auto copy_next = [&](u32 slot) {
-        if (load_tile < work.tiles) {
-            if (load_unit < source.inside_end)
-                copy_unit<true>(slot, copy_place, source, w, load_unit);
-            else
-                copy_unit<false>(slot, copy_place, source, w, load_unit);
-            load_unit += WG_K;
-            if (load_unit >= work.slice_end) {
-                load_unit = first_unit;
-                load_tile += work.tile_stride;
-                source = source_of(w, load_tile * ROWS + tile_row);
-            }
-        }
-        close_copies();
-    };
+    const Walk walk = {work.tiles, work.slice_begin + group_k, work.slice_end, tile_row};
+    Copier copier(w, walk);
+    const u32 read_place = place_of(lane % 16, lane / 16);
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d) copy_next(ring + d * SLOT_BYTES);
+    for (int d = 0; d < DEPTH; ++d) copier.copy_next(ring + d * SLOT_BYTES);
     arrive_at_cluster();
     __syncthreads();
 
-    // The chunks of x of all tiles go through the slots in turn; of those this warpgroup takes every WG_K-th pair. A
+    // The chunks of x of all tiles go through the slots in turn; this warpgroup takes those of every WG_K-th unit. A
     // slot that is filled anew has its barrier one phase on, so the parity to wait for flips with every round of the
     // slots. Resident x is filled once, and parity 0 stays the one to wait for.
     int slot = CHUNKS * group_k;
@@ -229,14 +181,13 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
     // How far its steps take a warpgroup in one tile. A tile takes the slots on by work.chunks, and steps of WG_K units
     // may stop short of that or pass it.
     const int own_chunks =
-        first_unit < work.slice_end ? (work.slice_end - first_unit + WG_K - 1) / WG_K * WG_K * CHUNKS : 0;
+        max(walk.unit_end - walk.first_unit + UNIT_STRIDE - 1, 0) / UNIT_STRIDE * UNIT_STRIDE * CHUNKS;
 
     u32 read_at = ring;
     int turn = 0;
 #pragma unroll 1
-    for (int tile = work.first_tile; tile < work.tiles; tile += work.tile_stride, ++turn) {
-        // Bit 1 says which half of its 4 bytes the scale of group 0 is; for both rows of a lane, as 8 strides are even.
-        const u32 parity = (u32(u64(w.scales) >> 1) + (tile * ROWS + tile_row + row) * w.scale_stride) << 1;
+    for (int tile = work.tiles.first; tile < work.tiles.end; tile += work.tiles.stride, ++turn) {
+        const u32 parity = scale_parity(w, tile * ROWS + tile_row + row);
         if (work.resident) slot = CHUNKS * group_k;
         int held = -1;  // slot whose chunk is being multiplied
         auto release = [&] {  // once a warp: the slot is filled anew when all 4 * WG_N that read it have arrived
@@ -244,7 +195,7 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
         };
         float sums[TOKENS / 2] = {};
 #pragma unroll 1
-        for (int unit = first_unit; unit < work.slice_end; unit += WG_K) {
+        for (int unit = walk.first_unit; unit < walk.unit_end; unit += UNIT_STRIDE) {
             wait_for_copies<DEPTH - 1>();
             __syncwarp();
 #pragma unroll
@@ -256,23 +207,24 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
                     load_matrices(v, read_at + (read_place ^ 16 * (4 * part + j)));
                     word[j][0] = v[0], word[j][1] = v[1], word[j + 1][0] = v[2], word[j + 1][1] = v[3];
                 }
-                u32 scale[SCALES][2], minus_zero[SCALES][2];
+                const u32 scales_at = read_at + SCALES_AT + row * SCALES_PITCH;
+                u32 scale[SPANS][2], minus_zero[SPANS][2];
 #pragma unroll
-                for (int i = 0; i < SCALES; ++i) {
-                    const u32 odd = parity ^ w.twice_parity(unit * UNIT + part * CHUNK + i * SPAN);
+                for (int i = 0; i < SPANS; ++i) {
+                    const int span = part * SPANS + i;
+                    const u32 scale_at = scales_at + scale_offset(w, parity, unit, span);
+                    const u32 zero_at = scales_at + SCALES_BYTES + scale_offset(w, parity >> 1, unit, span);
 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
-                        const u32 scale_at = read_at + 4 * ((part * SCALES + i) * WARP_ROWS + 8 * h + row);
-                        scale[i][h] = twice(load_shared_half(scale_at + SCALES_AT + (odd & 2)));
-                        if (ZEROS) {
-                            const u32 odd_zero = odd ^ u32(w.zeros_from_scales) << 1;
-                            minus_zero[i][h] = negate2(twice(load_shared_half(scale_at + ZEROS_AT + (odd_zero & 2))));
-                        }
+                        scale[i][h] = twice(load_shared_half(scale_at + 8 * h * SCALES_PITCH));
+                        if (ZEROS)
+                            minus_zero[i][h] =
+                                minus_zero_point(twice(load_shared_half(zero_at + 8 * h * SCALES_PITCH)));
                     }
                 }
                 if (part == CHUNKS - 1) {
                     __syncwarp();
-                    copy_next(read_at);
+                    copier.copy_next(read_at);
                 }
                 const u64 b = operand(at.x + slot * X_BYTES, HALF_BYTES, 128);
                 barrier_wait(at.filled + 8 * slot, phase);
@@ -283,7 +235,7 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
                     for (int j = 0; j < 2; ++j)
 #pragma unroll
                         for (int h = 0; h < 2; ++h) {
-                            const int span = (first + j) * SCALES / 4;
+                            const int span = (first + j) * SPANS / 4;
                             u32 pair[4];
                             unpack(word[first + j][h], minus_base(ZEROS ? 0 : 8), pair);
 #pragma unroll
@@ -315,33 +267,27 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
             if (slot < 0) slot += work.slots, phase ^= 1;
         }
 
-        if (turn == 0) wait_for_cluster();
-        if (turn > 0) barrier_wait(at.sums_emptied, (turn - 1) & 1);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int own = (tile_row + 8 * h + row) % OWN_ROWS;
-            const u32 to = at.sums + ((rank * WG_K + group_k) * OWN_ROWS + own) * (4 * TOKENS);
-            const int to_rank = (tile_row + 8 * h) / OWN_ROWS;
-            const u32 twist = opaque(sum_swizzle(own));
-            auto place = [=](int c) { return 8 * ((4 * c + quad) ^ twist); };
-            if (to_rank == rank) {
-#pragma unroll
-                for (int c = 0; c < TOKENS / 8; ++c)
-                    store_floats(to + place(c), sums[4 * c + 2 * h], sums[4 * c + 2 * h + 1]);
-            }
-#if CLUSTER > 1
-            else {
-                const u32 remote = map_to_rank(to, to_rank), barrier = map_to_rank(at.sums_filled, to_rank);
-#pragma unroll
-                for (int c = 0; c < TOKENS / 8; ++c)
-                    store_floats_async(remote + place(c), sums[4 * c + 2 * h], sums[4 * c + 2 * h + 1], barrier);
-            }
+        if (turn > 0) barrier_wait(at.outgoing_emptied, (turn - 1) & 1);
+        const Sums own{sums, at.outgoing, tile_row};
+#if WG_K == 2
+        // Each of two warps with the same rows gets the sums of the other for half of the tokens, and adds its own.
+        if (group_k == 0)
+            own.store<1>();
+        else
+            own.store<0>();
+        warps_barrier(1 + 4 * group_n + warp % 4, 64);
+        if (group_k == 0)
+            own.add<0>();
+        else
+            own.add<1>();
+#else
+        own.store<0>();
+        own.store<1>();
 #endif
-        }
         __syncwarp();
-        if (lane == 0) barrier_arrive(at.sums_filled);
+        if (lane == 0) barrier_arrive(at.outgoing_filled);
     }
-    if (turn == 0) wait_for_cluster();
+    wait_for_cluster();
 }
 
 // x through registers: the copy unit takes 4 cycles for each 16 bytes that go to a place of their own. Lane (token,
@@ -359,7 +305,7 @@ __device__ __forceinline__ void stage_x(
     constexpr int BATCH = X_LOADS / PIECES;       // chunks
     static_assert(X_LOADS % PIECES == 0);
     const int lane = lane_id(), row = lane / 4, quad = lane % 4;
-    const int tile_count = max((work.tiles - work.first_tile + work.tile_stride - 1) / work.tile_stride, 0);
+    const int tile_count = max((work.tiles.end - work.tiles.first + work.tiles.stride - 1) / work.tiles.stride, 0);
     const int chunks = (work.resident ? min(tile_count, 1) : tile_count) * work.chunks;
     const u16 *from = x + row * x_row_stride;
     const int k_begin = work.slice_begin * UNIT + 8 * quad;
@@ -424,39 +370,51 @@ __device__ __forceinline__ void add_up(
     const int own = thread % OWN_ROWS;
     u32 turn = 0;
 #pragma unroll 1
-    for (int tile = work.first_tile; tile < work.tiles; tile += work.tile_stride, ++turn) {
+    for (int tile = work.tiles.first; tile < work.tiles.end; tile += work.tiles.stride, ++turn) {
         const int n = tile * ROWS + rank * OWN_ROWS + own;
-        u32 own_bias = 0;
-        load_half(own_bias, bias + n, bias != nullptr && n < N);
+        const u32 own_bias = bias != nullptr && n < N ? load_half(u64(bias + n)) : 0;
+        barrier_wait(at.outgoing_filled, turn & 1);
 #if CLUSTER > 1
-        if (thread == 0) barrier_arrive_and_expect(at.sums_filled, SUM_BYTES - SUM_BYTES / CLUSTER);
+        if (thread == 0) barrier_arrive_and_expect(at.incoming_filled, PART_BYTES * (CLUSTER - 1));
+        if (turn > 0) barrier_wait(at.incoming_emptied, (turn - 1) & 1);
+#pragma unroll 1
+        for (int i = 1; i < CLUSTER; ++i) {
+            const int to = (rank + i) % CLUSTER;
+            const u32 place = map_to_rank(at.incoming + (rank - (rank > to)) * PART_BYTES, to);
+            const u32 filled = map_to_rank(at.incoming_filled, to);
+#pragma unroll 4
+            for (int at_byte = 8 * thread; at_byte < PART_BYTES; at_byte += 8 * 32 * ADDERS) {
+                float v[2];
+                load_floats(v, at.outgoing + to * PART_BYTES + at_byte);
+                store_floats_async(place + at_byte, v[0], v[1], filled);
+            }
+        }
+        barrier_wait(at.incoming_filled, turn & 1);
 #endif
-        barrier_wait(at.sums_filled, turn & 1);
 #pragma unroll 1
         for (int pair = thread / OWN_ROWS; pair < TOKENS / 2; pair += 32 * ADDERS / OWN_ROWS) {
-            const u32 from = at.sums + own * (4 * TOKENS) + 8 * (pair ^ sum_swizzle(own));
+            const u32 place = own * (4 * TOKENS) + 8 * (pair ^ sum_swizzle(own));
             float sum[2] = {};
 #pragma unroll
-            for (int i = 0; i < SOURCES; ++i) {
+            for (int i = 0; i < CLUSTER; ++i) {
                 float v[2];
-                load_floats(v, from + i * (4 * OWN_ROWS * TOKENS));
+                load_floats(v, place + (i == rank ? at.outgoing + i * PART_BYTES
+                                                  : at.incoming + (i - (i > rank)) * PART_BYTES));
                 sum[0] += v[0];
                 sum[1] += v[1];
             }
 #pragma unroll
             for (int e = 0; e < 2; ++e)
                 if (n < N && 2 * pair + e < tokens)
-                    out[(2 * pair + e) * out_row_stride + n] = from_float(sum[e] + to_float(own_bias));
+                    out[(2 * pair + e) * out_row_stride + n] = from_float(WEIGHT_UNIT * sum[e] + to_float(own_bias));
         }
-        // Only a block that goes on to another tile listens; one that does not may be gone.
-        if (tile + work.tile_stride < work.tiles) {
-            __syncwarp();
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(at.outgoing_emptied);
 #if CLUSTER > 1
-            if (lane_id() < CLUSTER) remote_barrier_arrive(map_to_rank(at.sums_emptied, lane_id()));
-#else
-            if (lane_id() == 0) barrier_arrive(at.sums_emptied);
+        // Only a block that goes on to another tile listens; one that does not may be gone.
+        if (tile + work.tiles.stride < work.tiles.end && lane_id() < CLUSTER)
+            remote_barrier_arrive(map_to_rank(at.incoming_emptied, lane_id()));
 #endif
-        }
     }
 }
 
@@ -486,9 +444,7 @@ w4a16_wgmma(
 #endif
     const int units = (K + UNIT - 1) / UNIT;
     Work work;
-    work.first_tile = blockIdx.x / CLUSTER;
-    work.tiles = (N + ROWS - 1) / ROWS;
-    work.tile_stride = gridDim.x / CLUSTER;
+    work.tiles = {int(blockIdx.x) / CLUSTER, (N + ROWS - 1) / ROWS, int(gridDim.x) / CLUSTER};
     work.slice_begin = units * rank / CLUSTER;
     work.slice_end = units * (rank + 1) / CLUSTER;
     work.chunks = (work.slice_end - work.slice_begin) * CHUNKS;
@@ -498,19 +454,24 @@ w4a16_wgmma(
     Places at;
     at.filled = shared_address(dynamic_shared_memory());
     at.emptied = at.filled + 8 * X_SLOTS;
-    at.sums_filled = at.emptied + 8 * X_SLOTS;
-    at.sums_emptied = at.sums_filled + 8;
+    at.outgoing_filled = at.emptied + 8 * X_SLOTS;
+    at.outgoing_emptied = at.outgoing_filled + 8;
+    at.incoming_filled = at.outgoing_emptied + 8;
+    at.incoming_emptied = at.incoming_filled + 8;
     at.x = at.filled + BARRIER_BYTES;
-    at.sums = at.x + work.slots * X_BYTES;
-    at.rings = at.sums + SUM_BYTES;
+    at.outgoing = at.x + work.slots * X_BYTES;
+    at.incoming = at.outgoing + CLUSTER * PART_BYTES;
+    at.rings = at.outgoing + SUM_BYTES;
     if (warp == MULTIPLIERS) {
         if (lane_id() == 0) {
             for (int i = 0; i < X_SLOTS; ++i) {
                 barrier_init(at.filled + 8 * i, STAGERS);
                 barrier_init(at.emptied + 8 * i, 4 * WG_N);
             }
-            barrier_init(at.sums_filled, MULTIPLIERS + (CLUSTER > 1));  // and the bytes of other blocks
-            barrier_init(at.sums_emptied, CLUSTER * ADDERS);
+            barrier_init(at.outgoing_filled, MULTIPLIERS);
+            barrier_init(at.outgoing_emptied, ADDERS);
+            barrier_init(at.incoming_filled, 1);  // and the bytes of other blocks
+            barrier_init(at.incoming_emptied, CLUSTER * ADDERS);
             end_of_barrier_init();
         }
         __syncwarp();
@@ -518,20 +479,12 @@ w4a16_wgmma(
 
     if (warp < MULTIPLIERS) {
         grow_to_registers<MULTIPLIER_REGISTERS>();
-        Weight w;
-        w.words = qweight;
-        w.scales = scales;
-        w.zeros_from_scales = 0;
-#if ZEROS
-        w.zeros_from_scales = zero_points - scales;
+#if !ZEROS
+        const u16 *zero_points = nullptr;
 #endif
-        w.word_stride = u32(qweight_row_stride);
-        w.scale_stride = u32(scales_row_stride);
-        w.N = N;
-        w.K = K;
-        w.group_size = group_size;
-        w.groups = group_size >= K ? 0 : (1u << 31) / u32(group_size / SPAN) + 1;
-        multiply(w, work, at, warp, rank);
+        const Weight w =
+            make_weight(qweight, scales, zero_points, qweight_row_stride, scales_row_stride, N, K, group_size);
+        multiply(w, work, at, warp);
     } else if (warp < MULTIPLIERS + STAGERS) {
         shrink_to_registers<STAGER_REGISTERS>();
         stage_x(work, at, x + m0 * x_row_stride, x_row_stride, tokens, K, warp - MULTIPLIERS);

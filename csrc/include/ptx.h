@@ -112,12 +112,10 @@ __device__ __forceinline__ void mma_16x8x16(float c[4], const u32 a[4], u32 b0, 
 }
 
 // Load one 16-bit number; the neighbours in its sector are soon wanted by this warp or another, so through the L1.
-__device__ __forceinline__ void load_half(u32 &d, const u16 *p, bool wanted) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
-        "@p ld.global.nc.u16 %0, [%1]; }"
-        : "+r"(d)
-        : "l"(p), "r"(u32(wanted)));
+__device__ __forceinline__ u32 load_half(u64 from) {
+    u16 v;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(from));
+    return v;
 }
 
 // Load 16 bytes, or zeros if not `inside`. The kernel before may have written them: not through the read-only path.
@@ -131,13 +129,21 @@ __device__ __forceinline__ uint4 load_16_bytes(const u16 *p, bool inside) {
     return v;
 }
 
-// Copy 16 or 4 bytes from global to shared memory in the background; from byte `count` on zeros, and nothing is read.
-// (compute-sanitizer of CUDA 13 does not follow `count` within 4 bytes: it takes all of them for read.)
-__device__ __forceinline__ void copy_16_bytes_async(u32 to, const u32 *from, u32 count) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+// Copy 16 or 4 bytes from global to shared memory in the background, or zeros if not `wanted`.
+__device__ __forceinline__ void copy_16_bytes_async(u32 to, const u32 *from, bool wanted) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 :
+                 : "r"(to), "l"(from), "r"(wanted ? 16 : 0)
+                 : "memory");
 }
-__device__ __forceinline__ void copy_4_bytes_async(u32 to, u64 from, u32 count) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+__device__ __forceinline__ void copy_4_bytes_async(u32 to, u64 from, bool wanted) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0) : "memory");
+}
+
+// BYTES: 4, 8 or 16.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(u32 to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
 }
 
 // Copies form groups: close the group of those since the last; wait until at most LEFT groups are on their way.
@@ -147,6 +153,9 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_word(u32 to, u32 v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
 // From shared memory: a 16-bit number; four 8 x 8 matrices of such. Lane l gives with `from` the place of row l % 8 of
 // matrix l / 8, 16 bytes, and gets of each matrix the pair (row l / 4, columns 2 * (l % 4)).
 __device__ __forceinline__ u32 load_shared_half(u32 from) {

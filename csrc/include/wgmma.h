@@ -27,6 +27,11 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
+// Wait for `threads` of the block, all lanes of some warps, at one of 15 barriers that are not in memory, from 1 on.
+__device__ __forceinline__ void warps_barrier(u32 barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 #if CLUSTER > 1
 // Arrive at a barrier of another block; `barrier` comes from map_to_rank.
 __device__ __forceinline__ void remote_barrier_arrive(u32 barrier) {
@@ -57,7 +62,7 @@ __device__ __forceinline__ void store_matrices(u32 to, uint4 v) {
                  : "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
-// Order this thread's stores to shared memory before what the tensor cores read of them.
+// Order this thread's stores to shared memory before what tensor cores and copies to other blocks read of them.
 __device__ __forceinline__ void end_of_operand_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Descriptor of an operand in shared memory: matrices of 8 rows of 16 bytes, each in one piece, the next one along k

@@ -119,8 +119,9 @@ def test_nvcc_when_asked_for(arch, tmp_path, monkeypatch):
 
 def test_the_key_follows_headers_macros_and_target(tmp_path, monkeypatch):
     row, target = one("sm90"), find_target("sm90")
-    assert set(source_digests(row)) == {"cuda/w4a16_skinny.cu", "include/k8x_mma.h", "include/ptx.h"}
-    assert set(headers(source_file(row))) == {"k8x_mma.h", "ptx.h"}
+    included = {"k8x_mma.h", "ptx.h", "weight_ring.h"}
+    assert set(source_digests(row)) == {"cuda/w4a16_skinny.cu", *(f"include/{name}" for name in included)}
+    assert set(headers(source_file(row))) == included
     before = key_facts(row, target)
     assert key_facts(row, target) == before
     assert key_facts(one("sm90", ZEROS=1), target) != before

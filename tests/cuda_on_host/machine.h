@@ -48,6 +48,7 @@ struct MBarrier {
 struct Block {
     Barrier barrier;
     std::vector<Barrier> warps;
+    std::map<u32, Barrier> of_some_warps;  // by number
     std::vector<unsigned char> shared;
     std::map<u32, MBarrier> mbarriers;  // by address
     bool started = false;
@@ -129,7 +130,14 @@ inline u32 __shfl_sync(u32, u32 v, int from) {
     wait(warp_barrier());
     return result;
 }
-inline int __ffs(int v) { return v ? __builtin_ctz(v) + 1 : 0; }
+inline bool __any_sync(u32, bool v) {
+    current->value = v;
+    wait(warp_barrier());
+    bool any = false;
+    for (int lane = 0; lane < 32; ++lane) any |= warp_fibers()[lane].value;
+    wait(warp_barrier());
+    return any;
+}
 
 // An address in shared memory: the block's rank above 20 bits of offset.
 inline u32 shared_address(const void *p) {

@@ -65,8 +65,9 @@ inline void mma_16x8x16(float c[4], const u32 a[4], u32 b0, u32 b1) {
     });
 }
 
-inline void load_half(u32 &d, const u16 *p, bool wanted) {
-    if (wanted && may_load(p, 2)) d = *p;
+inline u32 load_half(u64 from) {
+    const u16 *p = reinterpret_cast<const u16 *>(from);
+    return may_load(p, 2) ? *p : 0;
 }
 // What it loads may be the result of the kernel before.
 inline uint4 load_16_bytes(const u16 *p, bool inside) {
@@ -77,21 +78,25 @@ inline uint4 load_16_bytes(const u16 *p, bool inside) {
 }
 
 // A copy reads its source at once, as the arrays do not change.
-inline void copy_async(u32 to, const void *from, u32 bytes, u32 count) {
+inline void copy_async(u32 to, const void *from, u32 bytes, bool wanted) {
     Copy copy{to, bytes, {}};
-    if (count) {
-        const bool inside = is_inside(from, count) && uintptr_t(from) % bytes == 0;
+    if (wanted) {
+        const bool inside = is_inside(from, bytes) && uintptr_t(from) % bytes == 0;
         if (!inside) fault("copies from outside the arrays, or not aligned");
-        if (inside) std::memcpy(copy.from, from, count);
+        if (inside) std::memcpy(copy.from, from, bytes);
     }
     if (late)
         current->copies.back().push_back(copy);
     else
         store_shared(to, copy.from, bytes);
 }
-inline void copy_16_bytes_async(u32 to, const u32 *from, u32 count) { copy_async(to, from, 16, count); }
-inline void copy_4_bytes_async(u32 to, u64 from, u32 count) {
-    copy_async(to, reinterpret_cast<const void *>(from), 4, count);
+inline void copy_16_bytes_async(u32 to, const u32 *from, bool wanted) { copy_async(to, from, 16, wanted); }
+inline void copy_4_bytes_async(u32 to, u64 from, bool wanted) {
+    copy_async(to, reinterpret_cast<const void *>(from), 4, wanted);
+}
+template <int BYTES>
+inline void copy_async(u32 to, const void *from) {
+    copy_async(to, from, BYTES, true);
 }
 inline void close_copies() { current->copies.emplace_back(); }
 template <int LEFT>
@@ -100,6 +105,7 @@ inline void wait_for_copies() {
         for (const Copy &copy : current->copies.front()) store_shared(copy.to, copy.from, copy.bytes);
 }
 
+inline void store_shared_word(u32 to, u32 v) { store_shared(to, &v, 4); }
 inline u32 load_shared_half(u32 from) {
     u16 v = 0;
     load_shared_bytes(&v, from, 2);

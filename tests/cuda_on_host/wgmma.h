@@ -50,6 +50,14 @@ inline void barrier_wait(u32 address, u32 parity) {
         while (u32(barrier->phase & 1) == parity) pause(&barrier->phase, barrier->phase);
 }
 
+inline void warps_barrier(u32 number, int threads) {
+    if (number < 1 || number > 15 || threads % 32) fault("uses a barrier that there is not");
+    Barrier &barrier = block().of_some_warps[number];
+    if (barrier.arrived && barrier.expected != threads) fault("meets at a barrier with another count");
+    barrier.expected = threads;
+    wait(barrier);
+}
+
 inline void land(const AsyncStore &store) {
     store_shared(store.to, store.pair, 8);
     if (MBarrier *barrier = mbarrier(store.barrier)) {
