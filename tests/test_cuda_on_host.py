@@ -204,7 +204,7 @@ def _check(library, variant: CxxVariant, case: Case, rng) -> None:
 
 
 def _zero_points(rng, N: int, groups: int) -> np.ndarray:
-    """Whole for the first half of the rows, as most checkpoints have them: the kernels take a shorter way with those."""
+    """Whole for the first half of the rows, as most checkpoints have them; the kernels go a shorter way there."""
     zero_points = rng.uniform(0, 15, (N, groups))
     zero_points[: N // 2] = np.rint(zero_points[: N // 2])
     return zero_points
