@@ -182,9 +182,10 @@ def make_weights(torch: Any, N: int, K: int, kind: Kind) -> list[PackedWeight]:
         qweight = torch.randint(-(2**31), 2**31, (N, words), device="cuda", dtype=torch.int64).int()
         qweight = pad_rows(qweight)[:, :words] if words % ROW_WORDS else qweight
         scales = (torch.rand(groups, device="cuda") / 50).to(type_)
-        zero_points = (15 * torch.rand(groups, device="cuda")).to(type_) if kind.zero_points else None
-        if kind.zero_points == "whole":
-            zero_points = zero_points.round()
+        zero_points = None
+        if kind.zero_points:
+            values = 15 * torch.rand(groups, device="cuda")
+            zero_points = (values.round() if kind.zero_points == "whole" else values).to(type_)
         weights.append(PackedWeight(K, N, kind.group_size, kind.dtype, qweight, scales, zero_points))
     return weights
 

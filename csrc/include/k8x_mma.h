@@ -9,7 +9,8 @@
 #if BF16
 // bfloat16 has 7 bits of mantissa, so 0x4300 | q is 128 + q, exact. A nibble at bit 4 reaches into the exponent; but
 // with nothing above it the number is subnormal, or one of the smallest that are not, and all those are 2^-133 times
-// their bits: 2^-129 * q. The largest power of 2 makes q / 4 of it, and so all weights are unpacked to a quarter.
+// their bits: 2^-129 * q. The largest power of 2 makes q / 4 of it, and so all weights are unpacked to a quarter. (PTX
+// has no fma of bfloat16 that flushes subnormal numbers.)
 constexpr float WEIGHT_UNIT = 4;
 constexpr u32 MAGIC = 0x43004300, ODD_MAGIC = 0;
 constexpr u32 BASE = 0x43004300;              // 128

@@ -81,8 +81,9 @@ struct Source {
     int inside_end;  // units before it can be copied whole, with the neighbour of each scale
 };
 
-// Scales in copies of their own: the lanes of a row's in a unit are neighbours. A warp's copy then touches no more rows
-// than it must, each of which takes the copy unit a cycle.
+// The row whose scales a lane copies, of the warp's. Where each scale has a copy of its own, the lanes of a row's in a
+// unit are neighbours: a copy of the warp then touches no more rows than it must, each of which takes the copy unit a
+// cycle.
 __device__ __forceinline__ u32 scale_row() { return EXACT ? threadIdx.x % WARP_ROWS : threadIdx.x % 32 / UNIT_SPANS; }
 
 __device__ __forceinline__ Source source_of(const Weight &w, int first_row) {
