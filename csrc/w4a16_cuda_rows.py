@@ -23,11 +23,16 @@ class Groups:
         return {"SPAN": self.span, "EXACT": int(self.exact)}
 
 
-# Unless groups are exact, the kernels find one by a multiplication that is right below K = 2^20.
-G128 = Groups("g128", 128, False, "group_size >= K or (group_size % 128 == 0 and K < 1048576)")
-G64 = Groups("g64", 64, True, "group_size == 64")
-G32 = Groups("g32", 32, True, "group_size == 32")
-G32_MULTIPLES = Groups("g32m", 32, False, "group_size % 32 == 0 and K < 1048576")
+# No problem is for two of them: a rule for one takes nothing from the others. Below K = 2^20 the multiplication that
+# finds a group is right where groups are not exact, and no count of k overflows.
+_LIMIT = "K < 1048576"
+G128 = Groups("g128", 128, False, f"(group_size >= K or group_size % 128 == 0) and {_LIMIT}")
+G64 = Groups("g64", 64, True, f"group_size == 64 and group_size < K and {_LIMIT}")
+G32 = Groups("g32", 32, True, f"group_size == 32 and group_size < K and {_LIMIT}")
+G32_MULTIPLES = Groups(
+    "g32m", 32, False,
+    f"group_size % 32 == 0 and group_size % 128 != 0 and group_size > 64 and group_size < K and {_LIMIT}",
+)  # fmt: skip
 
 COMMON = (G128, G64, G32)
 
@@ -36,6 +41,7 @@ NARROW = "N <= 35 * multiprocessor_count"
 MIDDLE = "N > 35 * multiprocessor_count and N <= 60 * multiprocessor_count"
 
 MEASURED = "measured on NVIDIA H200"
+PREDICTED = "predicted from the same source on NVIDIA H200"
 
 
 def clusters_at_once(size: int, blocks: str = "multiprocessor_count") -> str:

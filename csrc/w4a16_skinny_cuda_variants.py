@@ -10,6 +10,7 @@ from gristmill.csrc.w4a16_cuda_rows import (
     G32_MULTIPLES,
     MEASURED,
     NARROW,
+    PREDICTED,
     Groups,
     clusters_at_once,
 )
@@ -19,8 +20,6 @@ from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
 ARCHES = ("sm80", "sm90")
 SOURCE = "csrc/cuda/w4a16_skinny.cu"
 SYMBOL = "w4a16_skinny"
-
-PREDICTED = "predicted from the same source on NVIDIA H200"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +162,9 @@ M16_PAIR = Shape(16, 2, 4, 2, depth=3, chunks=2, cluster=2)
 M16_NARROW = Shape(16, 1, 4, 4, depth=2, chunks=2, cluster=2)
 M16_FOUR = Shape(16, 2, 4, 2, depth=4, cluster=4)
 
-# The fastest of 39 shapes, or within 5 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench` (NVIDIA
-# H200, float16 and bfloat16, group size 128, graph replay, weights rotated past L2, medians). What is left of M <= 16
-# on sm90 goes to the wgmma kernel.
+# The fastest of 39 shapes, or within 5 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench`, and at
+# M = 16 in ten larger ones (NVIDIA H200, float16 and bfloat16, group size 128, graph replay, weights rotated past L2,
+# medians). What is left of M <= 16 on sm90 goes to the wgmma kernel.
 _CHOICES = {
     "sm90": (
         Choice(f"M <= 2 and K >= 8192 and N > 3072 and {NARROW}", (TWELVE, PAIR, FOUR)),

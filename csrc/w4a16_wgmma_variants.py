@@ -11,6 +11,7 @@ from gristmill.csrc.w4a16_cuda_rows import (
     MEASURED,
     MIDDLE,
     NARROW,
+    PREDICTED,
     Groups,
     clusters_at_once,
 )
@@ -83,6 +84,7 @@ class Choice:
 
     when: str
     shape: Shape
+    origin: str = MEASURED
     groups: tuple[Groups, ...] = COMMON
 
 
@@ -106,7 +108,7 @@ def policy(arch: str) -> list[PolicyRow]:
                 for dtype, zero_points in KINDS
                 for groups in choice.groups
             ),
-            MEASURED,
+            choice.origin,
         )
         for choice in _CHOICES
     ]
@@ -157,11 +159,11 @@ M64 = Shape(64, 1, 2, cluster=2, depth=2, stagers=8)
 M64_FOUR = Shape(64, 2, 1, cluster=4, depth=2)
 M64_SMALL = Shape(64, 2, 1, cluster=4, depth=3, chunks=1)
 
-# Clusters of four, of which 30 run at once, suit up to 30 tiles; clusters of two up to 66, 64 of 128 rows being common.
-ONE_TURN_OF_FOUR = "N <= 29 * multiprocessor_count"
-ONE_TURN_OF_TWO = "N > 60 * multiprocessor_count and N <= 64 * multiprocessor_count"
+# Tiles of 128 rows that all clusters of four do in one turn, or of two: 30 and 66 on 132 multiprocessors.
+ONE_TURN_OF_FOUR = f"N <= 128 * ({clusters_at_once(4)})"
+ONE_TURN_OF_TWO = f"N > 60 * multiprocessor_count and N <= 128 * ({clusters_at_once(2)})"
 
-# The fastest of 33 shapes, or within 5 % of it, at M = 16, 32 and 64 in the eight layers of `gristmill bench`, and of
+# The fastest of 33 shapes, or within 6 % of it, at M = 16, 32 and 64 in the eight layers of `gristmill bench`, and of
 # seven in ten larger ones (NVIDIA H200, float16 and bfloat16, group size 128, graph replay, weights rotated past L2,
 # medians). What is left of M <= 64 goes to the tiles, which are ahead there.
 _CHOICES = (
@@ -175,5 +177,5 @@ _CHOICES = (
     Choice(f"M <= 64 and {ONE_TURN_OF_FOUR}", M64_FOUR),
     Choice(f"M <= 64 and ({NARROW} or ({ONE_TURN_OF_TWO}))", M64),
     Choice("M <= 64 and (K <= 4096 or N < 140 * multiprocessor_count)", M64_FOUR),
-    *(Choice(f"M <= {shape.tokens}", shape, (G32_MULTIPLES,)) for shape in (M16, M32, M64)),
+    *(Choice(f"M <= {shape.tokens}", shape, PREDICTED, (G32_MULTIPLES,)) for shape in (M16, M32, M64)),
 )

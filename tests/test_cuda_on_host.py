@@ -46,9 +46,9 @@ def _skinny_cases(tokens: int, span: int, exact: int) -> list[Case]:
         # An odd number of groups, one of which aligned pieces of scales cannot be made, one of which they can.
         (64, 1): [Case(2, 33, 352, 64, True), Case(8, 140, 1088, 64), Case(3, 140, 1280, 64)],
         (32, 1): [Case(2, 33, 352, 32, True), Case(8, 140, 1120, 32), Case(3, 140, 1280, 32)],
-        (32, 0): [Case(2, 33, 352, 64, True), Case(8, 140, 1152, 96), Case(2, 128, 768, 384)],
+        (32, 0): [Case(2, 33, 352, 96, True), Case(8, 140, 1152, 160), Case(2, 128, 768, 320)],
     }[span, exact]
-    group_size = -1 if span == 128 else span
+    group_size = {(128, 0): -1, (32, 0): 96}.get((span, exact), span)
     if tokens > 8:
         cases.append(Case(tokens, 20, 160, group_size))
     return [*cases, Case(tokens + 3, 20, 160, group_size)]
@@ -57,10 +57,10 @@ def _skinny_cases(tokens: int, span: int, exact: int) -> list[Case]:
 def _wgmma_cases(tokens: int, span: int, exact: int, rows: int, resident_k: int) -> list[Case]:
     """`rows` of output features are a tile; up to `resident_k` the activations stay in shared memory."""
     narrow, wide, widest = {
-        (128, 0): (128, 256, -1), (64, 1): (64, 64, 64), (32, 1): (32, 32, 32), (32, 0): (32, 96, -1),
+        (128, 0): (128, 256, -1), (64, 1): (64, 64, 64), (32, 1): (32, 32, 32), (32, 0): (96, 160, 224),
     }[span, exact]  # fmt: skip
     return [
-        Case(3, 1, 32 if widest == -1 else widest, widest),  # most blocks and warps have no work
+        Case(3, 1, 32 if widest == -1 else widest + 32, widest),  # most blocks and warps have no work
         Case(tokens - 7, 2 * rows + 2, 1440, narrow, True, multiprocessors=5),
         Case(tokens, 4 * rows + 17, resident_k + 352, wide, multiprocessors=5),  # x is staged again for every tile
         Case(tokens + 1, rows + 1, 352, widest, True),

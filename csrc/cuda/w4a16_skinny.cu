@@ -6,8 +6,8 @@
 //   WARPS_N * WARPS_K * DEPTH * SLOT_BYTES                                        a ring of weights per warp
 //   + 4 * BUFFERS * CLUSTER * WARPS_K * TOKENS * (ROWS / CLUSTER + 4)             the sums of all warps
 //   + 256 * CHUNKS * ceil(ceil(K / UNIT) / CLUSTER) * (TOKENS == 8 ? min(M, 8) : TOKENS)     x, one slice of K
-// Needs K % 32 == 0, so that no 16-byte copy of weights passes the end of a row, and 16-byte aligned x and Q; if EXACT
-// groups of SPAN, else one group, or with K < 2^20 groups of a multiple of SPAN.
+// Needs K % 32 == 0, so that no 16-byte copy of weights passes the end of a row, K < 2^20, and 16-byte aligned x and Q;
+// if EXACT groups of SPAN, else one group or groups of a multiple of SPAN.
 //
 // Weights are operand A of mma.m16n8k16 and tokens operand B: 16 output features are as many as one mma takes, 8 tokens
 // as few. ldmatrix hands 32 neighbours in k of a row to four lanes, a word of k8x each, already in the pairs that the

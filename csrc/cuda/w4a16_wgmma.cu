@@ -7,7 +7,7 @@
 //   + 256 * TOKENS * min(X_SLOTS, CHUNKS * ceil(ceil(K / (128 * CHUNKS)) / CLUSTER))    activations
 //   + 4 * TOKENS * ROWS / CLUSTER * (2 * CLUSTER - 1)                                   sums
 //   + 4 * WG_N * WG_K * DEPTH * CHUNKS * (1024 + 8192 / SPAN * (1 + ZEROS))             weights and scales
-// Needs K % 32 == 0 and 16-byte aligned x and Q; if EXACT groups of SPAN, else one group, or with K < 2^20 groups of a
+// Needs K % 32 == 0, K < 2^20, and 16-byte aligned x and Q; if EXACT groups of SPAN, else one group or groups of a
 // multiple of SPAN.
 //
 // Weights are operand A of wgmma, 64 output features by 16 k, and come from registers; tokens are operand B and come

@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_matrices(u32 to, uint4 v) {
                  : "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
-// Order this thread's stores to shared memory before what tensor cores and copies to other blocks read of them.
+// Order this thread's stores to shared memory before what the tensor cores read of them.
 __device__ __forceinline__ void end_of_operand_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Descriptor of an operand in shared memory: matrices of 8 rows of 16 bytes, each in one piece, the next one along k
