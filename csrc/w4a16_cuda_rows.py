@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from gristmill.kernels.variant import PolicyRow
+from gristmill.kernels.w4a16_rows import KINDS, entry_name
 
 # K % 32: weights are read 16 bytes, 32 values, at a time, and nothing needs to lie behind the last row. Alignment: of
 # those pieces, and of the ones that x is read in.
@@ -42,6 +47,53 @@ MIDDLE = "N > 35 * multiprocessor_count and N <= 60 * multiprocessor_count"
 
 MEASURED = "measured on NVIDIA H200"
 PREDICTED = "predicted from the same source on NVIDIA H200"
+
+
+class Shape(Protocol):
+    """How a kernel divides the work."""
+
+    @property
+    def suffix(self) -> str: ...  # of the names of its entries
+
+
+S = TypeVar("S", bound=Shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[S]):
+    """Where `when` holds, the first of `shapes` whose shared memory the device has."""
+
+    when: str
+    shapes: tuple[S, ...]
+    origin: str = MEASURED
+    groups: tuple[Groups, ...] = COMMON
+
+
+def specialisations(choices: Iterable[Choice[S]]) -> list[tuple[S, Groups, str, bool]]:
+    """All that `choices` may take: shape, groups, dtype, whether with zero points."""
+    wanted = dict.fromkeys((shape, groups) for choice in choices for shape in choice.shapes for groups in choice.groups)
+    return [(shape, groups, dtype, zero_points) for shape, groups in wanted for dtype, zero_points in KINDS]
+
+
+def policy_rows(symbol: str, choices: Iterable[Choice[S]]) -> list[PolicyRow]:
+    """One rule per choice."""
+    return [
+        PolicyRow(
+            choice.when,
+            tuple(
+                name_of(symbol, shape, groups, dtype, zero_points)
+                for dtype, zero_points in KINDS
+                for groups in choice.groups
+                for shape in choice.shapes
+            ),
+            choice.origin,
+        )
+        for choice in choices
+    ]
+
+
+def name_of(symbol: str, shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> str:
+    return entry_name(symbol, dtype, zero_points, f"{groups.tag}_{shape.suffix}")
 
 
 def clusters_at_once(size: int, blocks: str = "multiprocessor_count") -> str:

@@ -8,14 +8,17 @@ from gristmill.csrc.w4a16_cuda_rows import (
     COMMON,
     CONDITIONS,
     G32_MULTIPLES,
-    MEASURED,
     NARROW,
     PREDICTED,
+    Choice,
     Groups,
     clusters_at_once,
+    name_of,
+    policy_rows,
+    specialisations,
 )
 from gristmill.kernels.variant import CxxVariant, PolicyRow
-from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
+from gristmill.kernels.w4a16_rows import OP, arguments
 
 ARCHES = ("sm80", "sm90")
 SOURCE = "csrc/cuda/w4a16_skinny.cu"
@@ -24,7 +27,7 @@ SYMBOL = "w4a16_skinny"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the work is divided; it becomes a variant per span and dtype, with and without zero points."""
+    """How the work is divided; it becomes a variant per groups and dtype, with and without zero points."""
 
     tokens: int  # per block
     tiles: int  # of 16 output features per warp
@@ -73,50 +76,19 @@ class Shape:
         return f"{factor}min(ceil_div(N, {self.rows}), {clusters})", f"ceil_div(M, {self.tokens})", "1"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Where `when` holds, the first of `shapes` whose shared memory the device has."""
-
-    when: str
-    shapes: tuple[Shape, ...]
-    origin: str = MEASURED
-    groups: tuple[Groups, ...] = COMMON
-
-
 def variants(arch: str) -> list[CxxVariant]:
     """The rows to build for `arch`; none where the kernel does not run."""
-    wanted = dict.fromkeys(
-        (shape, groups) for choice in _CHOICES.get(arch, ()) for shape in choice.shapes for groups in choice.groups
-    )
-    return [
-        _variant(arch, shape, groups, dtype, zero_points) for shape, groups in wanted for dtype, zero_points in KINDS
-    ]
+    return [_variant(arch, *wanted) for wanted in specialisations(_CHOICES.get(arch, ()))]
 
 
 def policy(arch: str) -> list[PolicyRow]:
     """The rules for `arch`, to stand before those of the tile kernel, which takes all that is left."""
-    return [
-        PolicyRow(
-            choice.when,
-            tuple(
-                _name(shape, groups, dtype, zero_points)
-                for dtype, zero_points in KINDS
-                for groups in choice.groups
-                for shape in choice.shapes
-            ),
-            choice.origin,
-        )
-        for choice in _CHOICES.get(arch, ())
-    ]
-
-
-def _name(shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> str:
-    return entry_name(SYMBOL, dtype, zero_points, f"{groups.tag}_{shape.suffix}")
+    return policy_rows(SYMBOL, _CHOICES.get(arch, ()))
 
 
 def _variant(arch: str, shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> CxxVariant:
     return CxxVariant(
-        name=_name(shape, groups, dtype, zero_points),
+        name=name_of(SYMBOL, shape, groups, dtype, zero_points),
         op=OP,
         source=SOURCE,
         symbol=SYMBOL,

@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gristmill.csrc.w4a16_cuda_rows import (
-    COMMON,
     CONDITIONS,
     G32_MULTIPLES,
-    MEASURED,
     MIDDLE,
     NARROW,
     PREDICTED,
+    Choice,
     Groups,
     clusters_at_once,
+    name_of,
+    policy_rows,
+    specialisations,
 )
 from gristmill.kernels.variant import CxxVariant, PolicyRow
-from gristmill.kernels.w4a16_rows import KINDS, OP, arguments, entry_name
+from gristmill.kernels.w4a16_rows import OP, arguments
 
 ARCH = "sm90"
 SOURCE = "csrc/cuda/w4a16_wgmma.cu"
@@ -28,7 +30,7 @@ MOST_SLOTS = 16  # for chunks of x
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the work is divided; it becomes a variant per span and dtype, with and without zero points."""
+    """How the work is divided; it becomes a variant per groups and dtype, with and without zero points."""
 
     tokens: int  # per block
     groups_n: int  # warpgroups side by side along the output features, 64 each
@@ -78,49 +80,19 @@ class Shape:
         return f"{self.cluster} * min(ceil_div(N, {self.rows}), {clusters})", f"ceil_div(M, {self.tokens})", "1"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Where `when` holds, `shape` is taken."""
-
-    when: str
-    shape: Shape
-    origin: str = MEASURED
-    groups: tuple[Groups, ...] = COMMON
-
-
 def variants(arch: str) -> list[CxxVariant]:
     """The rows to build for `arch`; none but for Hopper."""
-    if arch != ARCH:
-        return []
-    wanted = dict.fromkeys((choice.shape, groups) for choice in _CHOICES for groups in choice.groups)
-    return [_variant(shape, groups, dtype, zero_points) for shape, groups in wanted for dtype, zero_points in KINDS]
+    return [_variant(*wanted) for wanted in specialisations(_CHOICES)] if arch == ARCH else []
 
 
 def policy(arch: str) -> list[PolicyRow]:
     """The rules for `arch`, to stand after those of the kernel for fewer tokens and before those of the tiles."""
-    if arch != ARCH:
-        return []
-    return [
-        PolicyRow(
-            choice.when,
-            tuple(
-                _name(choice.shape, groups, dtype, zero_points)
-                for dtype, zero_points in KINDS
-                for groups in choice.groups
-            ),
-            choice.origin,
-        )
-        for choice in _CHOICES
-    ]
-
-
-def _name(shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> str:
-    return entry_name(SYMBOL, dtype, zero_points, f"{groups.tag}_{shape.suffix}")
+    return policy_rows(SYMBOL, _CHOICES) if arch == ARCH else []
 
 
 def _variant(shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> CxxVariant:
     return CxxVariant(
-        name=_name(shape, groups, dtype, zero_points),
+        name=name_of(SYMBOL, shape, groups, dtype, zero_points),
         op=OP,
         source=SOURCE,
         symbol=SYMBOL,
@@ -167,15 +139,15 @@ ONE_TURN_OF_TWO = f"N > 60 * multiprocessor_count and N <= 128 * ({clusters_at_o
 # seven in ten larger ones (NVIDIA H200, float16 and bfloat16, group size 128, graph replay, weights rotated past L2,
 # medians). What is left of M <= 64 goes to the tiles, which are ahead there.
 _CHOICES = (
-    Choice("M <= 16", M16),
-    Choice(f"M <= 32 and ({ONE_TURN_OF_FOUR} or (K >= 3072 and K < 8192 and {MIDDLE}))", M32_FOUR),
-    Choice(f"M <= 32 and (K < 3072 or ({ONE_TURN_OF_TWO}))", M32_TWO),
-    Choice("M <= 32 and K > 4096 and K <= 8192 and N > 64 * multiprocessor_count", M32_FOUR),
-    Choice("M <= 32", M32),
-    Choice("M <= 64 and K < 3072 and N <= 60 * multiprocessor_count", M64_SMALL),
-    Choice("M <= 64 and K < 3072", M64),
-    Choice(f"M <= 64 and {ONE_TURN_OF_FOUR}", M64_FOUR),
-    Choice(f"M <= 64 and ({NARROW} or ({ONE_TURN_OF_TWO}))", M64),
-    Choice("M <= 64 and (K <= 4096 or N < 140 * multiprocessor_count)", M64_FOUR),
-    *(Choice(f"M <= {shape.tokens}", shape, PREDICTED, (G32_MULTIPLES,)) for shape in (M16, M32, M64)),
+    Choice("M <= 16", (M16,)),
+    Choice(f"M <= 32 and ({ONE_TURN_OF_FOUR} or (K >= 3072 and K < 8192 and {MIDDLE}))", (M32_FOUR,)),
+    Choice(f"M <= 32 and (K < 3072 or ({ONE_TURN_OF_TWO}))", (M32_TWO,)),
+    Choice("M <= 32 and K > 4096 and K <= 8192 and N > 64 * multiprocessor_count", (M32_FOUR,)),
+    Choice("M <= 32", (M32,)),
+    Choice("M <= 64 and K < 3072 and N <= 60 * multiprocessor_count", (M64_SMALL,)),
+    Choice("M <= 64 and K < 3072", (M64,)),
+    Choice(f"M <= 64 and {ONE_TURN_OF_FOUR}", (M64_FOUR,)),
+    Choice(f"M <= 64 and ({NARROW} or ({ONE_TURN_OF_TWO}))", (M64,)),
+    Choice("M <= 64 and (K <= 4096 or N < 140 * multiprocessor_count)", (M64_FOUR,)),
+    *(Choice(f"M <= {shape.tokens}", (shape,), PREDICTED, (G32_MULTIPLES,)) for shape in (M16, M32, M64)),
 )

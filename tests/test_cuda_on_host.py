@@ -43,7 +43,7 @@ class Case:
 def _skinny_cases(tokens: int, span: int, exact: int) -> list[Case]:
     cases = {
         (128, 0): [Case(1, 1, 32, -1), Case(3, 40, 288, 128, True), Case(8, 600, 672, 256), Case(2, 128, 576, -1)],
-        # An odd number of groups, one of which aligned pieces of scales cannot be made, one of which they can.
+        # K = 1280 gives a number of groups with which the scales of a row are copied in one piece; the others do not.
         (64, 1): [Case(2, 33, 352, 64, True), Case(8, 140, 1088, 64), Case(3, 140, 1280, 64)],
         (32, 1): [Case(2, 33, 352, 32, True), Case(8, 140, 1120, 32), Case(3, 140, 1280, 32)],
         (32, 0): [Case(2, 33, 352, 96, True), Case(8, 140, 1152, 160), Case(2, 128, 768, 320)],
