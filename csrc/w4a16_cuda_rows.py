@@ -41,9 +41,8 @@ G32_MULTIPLES = Groups(
 
 COMMON = (G128, G64, G32)
 
-# Of a device with 132 multiprocessors: up to 4620 output features, and from there up to 7920.
-NARROW = "N <= 35 * multiprocessor_count"
-MIDDLE = "N > 35 * multiprocessor_count and N <= 60 * multiprocessor_count"
+WITHOUT_ZERO_POINTS = tuple(kind for kind in KINDS if not kind[1])
+WITH_ZERO_POINTS = tuple(kind for kind in KINDS if kind[1])
 
 MEASURED = "measured on NVIDIA H200"
 PREDICTED = "predicted from the same source on NVIDIA H200"
@@ -67,12 +66,19 @@ class Choice(Generic[S]):
     shapes: tuple[S, ...]
     origin: str = MEASURED
     groups: tuple[Groups, ...] = COMMON
+    kinds: tuple[tuple[str, bool], ...] = KINDS  # dtype, whether with zero points
 
 
 def specialisations(choices: Iterable[Choice[S]]) -> list[tuple[S, Groups, str, bool]]:
     """All that `choices` may take: shape, groups, dtype, whether with zero points."""
-    wanted = dict.fromkeys((shape, groups) for choice in choices for shape in choice.shapes for groups in choice.groups)
-    return [(shape, groups, dtype, zero_points) for shape, groups in wanted for dtype, zero_points in KINDS]
+    wanted = dict.fromkeys(
+        (shape, groups, *kind)
+        for choice in choices
+        for shape in choice.shapes
+        for groups in choice.groups
+        for kind in choice.kinds
+    )
+    return list(wanted)
 
 
 def policy_rows(symbol: str, choices: Iterable[Choice[S]]) -> list[PolicyRow]:
@@ -82,7 +88,7 @@ def policy_rows(symbol: str, choices: Iterable[Choice[S]]) -> list[PolicyRow]:
             choice.when,
             tuple(
                 name_of(symbol, shape, groups, dtype, zero_points)
-                for dtype, zero_points in KINDS
+                for dtype, zero_points in choice.kinds
                 for groups in choice.groups
                 for shape in choice.shapes
             ),
@@ -105,3 +111,14 @@ def clusters_at_once(size: int, blocks: str = "multiprocessor_count") -> str:
     if size <= 2:
         return blocks if size == 1 else f"{blocks} // {size}"
     return f"{blocks} * 15 // {16 * size}"
+
+
+def one_turn(rows: int, cluster: int) -> str:
+    """Condition: tiles of `rows` output features run all at once, one per cluster."""
+    return f"N <= {rows} * ({clusters_at_once(cluster)})"
+
+
+def full_turns(rows: int, cluster: int) -> str:
+    """Condition: of the turns that tiles of `rows` output features take, 85 % are filled."""
+    turn = f"max({rows} * ({clusters_at_once(cluster)}), 1)"
+    return f"N * 20 >= {turn} * ceil_div(N, {turn}) * 17"

@@ -8,12 +8,16 @@ from gristmill.csrc.w4a16_cuda_rows import (
     COMMON,
     CONDITIONS,
     G32_MULTIPLES,
-    NARROW,
+    G128,
     PREDICTED,
+    WITH_ZERO_POINTS,
+    WITHOUT_ZERO_POINTS,
     Choice,
     Groups,
     clusters_at_once,
+    full_turns,
     name_of,
+    one_turn,
     policy_rows,
     specialisations,
 )
@@ -118,38 +122,76 @@ def _variant(arch: str, shape: Shape, groups: Groups, dtype: str, zero_points: b
     )
 
 
-# M <= 8. Two tiles of rows a warp halve what is read of x per weight. Without a cluster a block walks all of K.
+# M <= 8. Two tiles of rows a warp halve what is read of x per weight; one makes smaller tiles. Units of two chunks copy
+# whole lines of 128 bytes. Without a cluster a block walks all of K.
 PLAIN = Shape(8, 2, 1, 8, depth=4, blocks=2)
-DEEP = Shape(8, 2, 1, 8, depth=3, chunks=2)  # copies whole lines of 128 bytes, more of them ahead
+SIX = Shape(8, 2, 1, 6, depth=2, chunks=2, blocks=2)
+DEEP = Shape(8, 2, 1, 8, depth=3, chunks=2)
 TWELVE = Shape(8, 2, 1, 12, depth=2, chunks=2)
-# Deep K divided by a cluster, which divides what each multiprocessor has to read of x.
-PAIR = Shape(8, 2, 2, 4, depth=2, chunks=2, cluster=2, blocks=2)
+WIDE = Shape(8, 2, 5, 2, depth=2, chunks=2)
+# A cluster divides K, and with it what each multiprocessor has to read of x.
+PAIR = Shape(8, 2, 2, 4, depth=2, chunks=2, cluster=2)
+PAIR_SINGLE = Shape(8, 1, 4, 4, depth=2, chunks=2, cluster=2)
+PAIR_96 = Shape(8, 1, 6, 2, depth=2, chunks=2, cluster=2)
+FOUR_96 = Shape(8, 1, 6, 2, depth=2, chunks=2, cluster=4)
 FOUR = Shape(8, 2, 4, 2, depth=4, cluster=4, blocks=2)
 # Little shared memory: 99 KiB of compute capability 8.6 and 8.9.
 SMALL = Shape(8, 2, 1, 4, depth=4, blocks=2)
 
-# M <= 16.
-M16_TWELVE = Shape(16, 2, 2, 6, depth=3)
-M16_PAIR = Shape(16, 2, 4, 2, depth=3, chunks=2, cluster=2)
-M16_NARROW = Shape(16, 1, 4, 4, depth=2, chunks=2, cluster=2)
-M16_FOUR = Shape(16, 2, 4, 2, depth=4, cluster=4)
+# M <= 16, by the output features of a tile.
+M16_160 = Shape(16, 2, 5, 3, depth=2)
+M16_PAIR_64 = Shape(16, 1, 4, 3, depth=2, chunks=2, cluster=2)
+M16_PAIR_96 = Shape(16, 1, 6, 2, depth=2, chunks=2, cluster=2)
+M16_PAIR_160 = Shape(16, 2, 5, 3, depth=2, cluster=2)
+M16_PAIR_224 = Shape(16, 2, 7, 2, depth=2, cluster=2)
+M16_FOUR_96 = Shape(16, 1, 6, 2, depth=2, chunks=2, cluster=4)
+M16_FOUR_160 = Shape(16, 2, 5, 3, depth=2, cluster=4)
 
-# The fastest of 39 shapes, or within 5 % of it, at M = 1, 4, 8 and 16 in the eight layers of `gristmill bench`, and at
-# M = 16 in ten larger ones (NVIDIA H200, float16 and bfloat16, group size 128, graph replay, weights rotated past L2,
-# medians). What is left of M <= 16 on sm90 goes to the wgmma kernel.
+
+def _large_tiles(when: str, shape: Shape) -> tuple[Choice[Shape], Choice[Shape]]:
+    """Not for narrow groups with zero points.
+
+    Where a row of scales is a line of memory or more, those of 160 rows and their zero points are more than the L1
+    holds beside this kernel's shared memory. The wgmma kernel was 10 % faster.
+    """
+    return (
+        Choice(when, (shape,), kinds=WITHOUT_ZERO_POINTS),
+        Choice(when, (shape,), groups=(G128,), kinds=WITH_ZERO_POINTS),
+    )
+
+
+ONE_TURN_OF_160 = f"{one_turn(160, 1)} and {full_turns(160, 1)}"
+
+# What matters most is that the last turn of tiles is full: 6144 output features in tiles of 64 are 96, of which 66
+# clusters of two, all that an H200 runs at once, leave 30 for a second turn; in tiles of 96 they are 64. So there are
+# tiles of many sizes, and conditions of N that say which fills its turns. Found by timing 1045 shapes at M = 1, 4, 8
+# and 16 in the eight layers of `gristmill bench`, and 49 of them in 14 more (NVIDIA H200, float16, group size 128,
+# graph replay, weights rotated past L2, medians). What is left of M <= 16 on sm90 goes to the wgmma kernel.
 _CHOICES = {
     "sm90": (
-        Choice(f"M <= 2 and K >= 8192 and N > 3072 and {NARROW}", (TWELVE, PAIR, FOUR)),
-        Choice("M <= 2 and (K >= 8192 or (K >= 3072 and N > 60 * multiprocessor_count))", (DEEP, PAIR, FOUR)),
+        Choice(f"M <= 8 and K < 8192 and {ONE_TURN_OF_160}", (WIDE,)),
+        Choice(f"M <= 2 and K >= 8192 and {one_turn(96, 4)}", (FOUR_96,)),
+        Choice(f"M <= 2 and K >= 8192 and {one_turn(32, 1)}", (TWELVE, PAIR_SINGLE, FOUR)),
+        Choice("M <= 2 and K >= 8192", (DEEP, PAIR_SINGLE, FOUR_96)),
+        Choice(f"M <= 2 and K >= 3072 and ({one_turn(96, 4)} or not {one_turn(60, 1)})", (DEEP, PAIR, FOUR)),
+        Choice(f"M <= 4 and K < 3072 and not {one_turn(32, 1)}", (SIX,)),
         Choice("M <= 2 or (M <= 4 and K < 3072)", (PLAIN, PAIR, FOUR)),
-        Choice("M <= 8 and M > 4 and N <= 3072", (FOUR,)),
-        Choice("M <= 8 and K < 3072", (TWELVE, PAIR, FOUR)),
-        Choice(f"M <= 8 and (K >= 8192 or {NARROW})", (PAIR, FOUR)),
-        Choice("M <= 8", (DEEP, PAIR, FOUR)),
-        Choice("M <= 16 and K < 3072 and N > 30 * multiprocessor_count", (M16_TWELVE, M16_PAIR, M16_FOUR)),
-        Choice("M <= 16 and (K < 3072 or N <= 3072)", (M16_FOUR,)),
-        Choice(f"M <= 16 and (K >= 8192 or {NARROW})", (M16_NARROW,)),
-        Choice("M <= 16 and (K > 4096 or N < 140 * multiprocessor_count)", (M16_PAIR,)),
+        Choice(f"M <= 8 and K >= 3072 and {one_turn(96, 4)}", (FOUR_96,)),
+        Choice(f"M <= 8 and K < 3072 and {one_turn(128, 4)}", (FOUR,)),
+        Choice(f"M <= 8 and K < 8192 and {one_turn(64, 2)}", (PAIR,)),
+        Choice(f"M <= 8 and {one_turn(64, 2)}", (PAIR_SINGLE, FOUR)),
+        Choice(f"M <= 8 and {one_turn(96, 2)}", (PAIR_96, FOUR_96)),
+        Choice("M <= 8 and K < 3072", (TWELVE,)),
+        Choice("M <= 8 and (M <= 4 or K < 8192)", (DEEP, PAIR_SINGLE, FOUR_96, FOUR)),
+        Choice("M <= 8", (PAIR_SINGLE, FOUR_96, FOUR)),
+        Choice(f"M <= 16 and K >= 3072 and {one_turn(96, 4)}", (M16_FOUR_96,)),
+        Choice(f"M <= 16 and K >= 8192 and {one_turn(160, 4)}", (M16_FOUR_160,), kinds=WITHOUT_ZERO_POINTS),
+        Choice(f"M <= 16 and {one_turn(64, 2)}", (M16_PAIR_64,)),
+        Choice(f"M <= 16 and {one_turn(96, 2)} and (K < 8192 or not {one_turn(64, 2)})", (M16_PAIR_96, M16_FOUR_96)),
+        *_large_tiles(f"M <= 16 and {ONE_TURN_OF_160}", M16_160),
+        *_large_tiles(f"M <= 16 and {full_turns(224, 2)}", M16_PAIR_224),
+        Choice(f"M <= 16 and {full_turns(96, 2)}", (M16_PAIR_96,)),
+        *_large_tiles(f"M <= 16 and {one_turn(160, 2)}", M16_PAIR_160),
         Choice("M <= 8", (PLAIN, FOUR), PREDICTED, (G32_MULTIPLES,)),
     ),
     "sm80": (Choice("M <= 8", (PLAIN, SMALL), PREDICTED, (*COMMON, G32_MULTIPLES)),),

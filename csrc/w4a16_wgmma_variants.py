@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from gristmill.csrc.w4a16_cuda_rows import (
     CONDITIONS,
     G32_MULTIPLES,
-    MIDDLE,
-    NARROW,
     PREDICTED,
     Choice,
     Groups,
     clusters_at_once,
     name_of,
+    one_turn,
     policy_rows,
     specialisations,
 )
@@ -125,29 +124,37 @@ def _variant(shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> Cxx
 
 M16 = Shape(16, 1, 2, cluster=2, depth=3, stagers=8)
 M32 = Shape(32, 1, 2, cluster=2, depth=2, stagers=8)
-M32_TWO = Shape(32, 2, 1, cluster=2, depth=3)
-M32_FOUR = Shape(32, 2, 1, cluster=4, depth=4)
+M32_TWO = Shape(32, 2, 1, cluster=2, depth=2)
+M32_FOUR = Shape(32, 2, 1, cluster=4, depth=2)
+M32_FOUR_192 = Shape(32, 3, 1, cluster=4, depth=2)
 M64 = Shape(64, 1, 2, cluster=2, depth=2, stagers=8)
+M64_TWO = Shape(64, 2, 1, cluster=2, depth=2, stagers=8)
 M64_FOUR = Shape(64, 2, 1, cluster=4, depth=2)
+M64_FOUR_64 = Shape(64, 1, 2, cluster=4, depth=2)
 M64_SMALL = Shape(64, 2, 1, cluster=4, depth=3, chunks=1)
 
-# Tiles of 128 rows that all clusters of four do in one turn, or of two: 30 and 66 on 132 multiprocessors.
-ONE_TURN_OF_FOUR = f"N <= 128 * ({clusters_at_once(4)})"
-ONE_TURN_OF_TWO = f"N > 60 * multiprocessor_count and N <= 128 * ({clusters_at_once(2)})"
+# Nearly all clusters of two work at tiles of 128 rows.
+ONE_TURN_OF_TWO = f"not {one_turn(60, 1)} and {one_turn(128, 2)}"
 
-# The fastest of 33 shapes, or within 6 % of it, at M = 16, 32 and 64 in the eight layers of `gristmill bench`, and of
-# seven in ten larger ones (NVIDIA H200, float16 and bfloat16, group size 128, graph replay, weights rotated past L2,
-# medians). What is left of M <= 64 goes to the tiles, which are ahead there.
+# The fastest of 204 shapes at M = 32 and 64, or within 6 % of it, in the eight layers of `gristmill bench` and in
+# twelve more; of 33 at M = 16 (NVIDIA H200, float16, group size 128, graph replay, weights rotated past L2, medians).
+# What is left of M <= 64 goes to the tiles, which are ahead there.
 _CHOICES = (
     Choice("M <= 16", (M16,)),
-    Choice(f"M <= 32 and ({ONE_TURN_OF_FOUR} or (K >= 3072 and K < 8192 and {MIDDLE}))", (M32_FOUR,)),
+    Choice(f"M <= 32 and {one_turn(128, 4)}", (M32_FOUR,)),
+    Choice(f"M <= 32 and {one_turn(64, 2)}", (M32,)),
+    Choice(f"M <= 32 and {one_turn(192, 4)}", (M32_FOUR_192,)),
     Choice(f"M <= 32 and (K < 3072 or ({ONE_TURN_OF_TWO}))", (M32_TWO,)),
-    Choice("M <= 32 and K > 4096 and K <= 8192 and N > 64 * multiprocessor_count", (M32_FOUR,)),
+    Choice("M <= 32 and N > 200 * multiprocessor_count", (M32_FOUR_192,)),
+    Choice("M <= 32 and N <= 140 * multiprocessor_count", (M32_FOUR,)),
     Choice("M <= 32", (M32,)),
-    Choice("M <= 64 and K < 3072 and N <= 60 * multiprocessor_count", (M64_SMALL,)),
+    Choice(f"M <= 64 and K < 3072 and {one_turn(60, 1)}", (M64_SMALL,)),
     Choice("M <= 64 and K < 3072", (M64,)),
-    Choice(f"M <= 64 and {ONE_TURN_OF_FOUR}", (M64_FOUR,)),
-    Choice(f"M <= 64 and ({NARROW} or ({ONE_TURN_OF_TWO}))", (M64,)),
+    Choice(f"M <= 64 and {one_turn(64, 4)}", (M64_FOUR_64,)),
+    Choice(f"M <= 64 and {one_turn(128, 4)}", (M64_FOUR,)),
+    Choice(f"M <= 64 and {one_turn(64, 2)}", (M64,)),
+    Choice(f"M <= 64 and {ONE_TURN_OF_TWO}", (M64_TWO,)),
+    Choice("M <= 64 and K > 4096 and K <= 8192 and N <= 140 * multiprocessor_count", (M64_FOUR_64,)),
     Choice("M <= 64 and (K <= 4096 or N < 140 * multiprocessor_count)", (M64_FOUR,)),
     *(Choice(f"M <= {shape.tokens}", (shape,), PREDICTED, (G32_MULTIPLES,)) for shape in (M16, M32, M64)),
 )

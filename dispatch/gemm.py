@@ -62,7 +62,7 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     result may be infinite or NaN where (q - z) * s is too large for the dtype (for any q of 0..15, if K does not
     fill the last step of a kernel), where sums of x * (q - z), or of x times the fraction of z, pass float32 before
     the scale is applied, and where x is infinite. The dot products of RDNA take denormal bfloat16 numbers as zero.
-    CUDA kernels that subtract zero points or scale weights in bfloat16 round those below 2^-124 to multiples of 2^-131.
+    The wgmma kernel of sm90 rounds bfloat16 weights without zero points, below 2^-124, to multiples of 2^-131.
     M == 0 launches nothing. A weight with `perm` (act-order) is taken for torch tensors and on the host; without
     torch, gather x[:, perm] first and pass a weight without `perm`.
     """

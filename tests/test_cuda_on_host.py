@@ -133,7 +133,7 @@ def test_every_zero_point_is_taken_apart_within_one_rounding(dtype, folder):
         assert (abs(q_less_near.astype(np.float64)) <= 2 * (1 + unit) * abs(exact)).all()
 
 
-@pytest.mark.parametrize("zero_point", [33024.0, -32896.0, 1015.5, 7.25, 2e-7])
+@pytest.mark.parametrize("zero_point", [33024.0, -32896.0, 1015.5, 7.25, 2e-7, 3e-39])
 def test_any_zero_point_keeps_the_bound(zero_point, folder):
     for variant in _plain_variants_with_zero_points():
         dtype = numpy_dtype(variant.dtype)
@@ -151,6 +151,26 @@ def test_any_zero_point_keeps_the_bound(zero_point, folder):
         assert worst_error_over_bound(out, linear_float64(x, dense, None), bound) <= 1, variant.name
 
 
+def test_the_smallest_bfloat16_weights_keep_the_bound(folder):
+    """With zero points: weights of one subnormal step, which a quarter of could not be told from zero."""
+    small = [variant for variant in _plain_variants_with_zero_points() if variant.dtype == "bfloat16"]
+    of_wgmma = next(v for v in wgmma.variants("sm90") if v.zero_points and v.dtype == "bfloat16")
+    for variant in (*small, of_wgmma):
+        x = np.ones((2, 256), numpy_dtype("bfloat16"))
+        span = variant.defines["SPAN"]
+        for zero_point in (2, 2.5):
+            scales, zero_points = np.full((2, 16, 256 // span), [[[2.0**-133]], [[zero_point]]])
+            weight = pack(np.full((16, 256), 4), scales, zero_points, group_size=span, dtype=variant.dtype)
+            out, fault = _run(_build(variant, folder), variant, x, weight)
+            assert fault is None
+            dense = dequantize(weight)
+            bound = error_bound(
+                x.astype(np.float64), dense,
+                dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=variant.weights_in_dtype,
+            )  # fmt: skip
+            assert worst_error_over_bound(out, linear_float64(x, dense, None), bound) <= 1, variant.name
+
+
 def test_whole_zero_points_make_no_nan_of_an_infinite_x(folder):
     for variant in _plain_variants_with_zero_points():
         x = np.ones((1, 256), numpy_dtype(variant.dtype))
@@ -164,13 +184,13 @@ def test_whole_zero_points_make_no_nan_of_an_infinite_x(folder):
 
 
 def _plain_variants_with_zero_points() -> list[CxxVariant]:
-    """The skinny kernel where it takes zero points apart, once for each dtype and span."""
+    """The skinny kernel, which takes zero points apart, once for each dtype and span."""
     chosen = {
         (variant.dtype, variant.defines["SPAN"]): variant
         for variant in skinny.variants("sm80")
-        if variant.zero_points and variant.defines["SPAN"] >= 64
+        if variant.zero_points and (variant.defines["EXACT"] or variant.defines["SPAN"] == 128)
     }
-    assert len(chosen) == 4
+    assert len(chosen) == 6
     return list(chosen.values())
 
 

@@ -21,9 +21,7 @@
 //   - The next kernel starts while this one ends (sm90, "early start" below): 1.5 us.
 // 2048 weights (16 rows of 128 k) may take 233 cycles of one of 528 schedulers. The loop, as disassembled for sm90 with
 // two tiles a warp, has 114 instructions for them, in both dtypes: 72 to unpack, 8 mma. For groups of 64 it has 116, of
-// 32 131; with zero points 131, or 144 where they are not whole.
-#include "k8x_mma.h"
-
+// 32 131; with zero points, in groups of 128, 121, or 134 where they are not whole.
 constexpr int CHUNK = 128;                     // k per step of a warp
 constexpr int UNIT = CHUNK * CHUNKS;           // k per copy of a warp
 constexpr int UNIT_STRIDE = WARPS_K;
@@ -40,34 +38,7 @@ constexpr int COLUMNS = TOKENS / 8;            // n-tiles of the mma
 
 #include "weight_ring.h"
 
-// Zero points are taken apart (k8x_mma.h), or, where a span has too few k for that to pay, subtracted from each weight.
-constexpr bool APART = ZEROS && SPAN >= 64;
-
 static_assert(TOKENS % 8 == 0 && ROWS % CLUSTER == 0 && THREADS % OWN_ROWS == 0 && DEPTH >= 2);
-
-// What a lane needs for two of its rows, `row` and `row + 8` of 16, in one span.
-struct Factors {
-    float scale[2];
-    MinusBase minus[2];  // added in unpacking
-    u32 minus_zero[2];   // added to pairs after that; 0 if APART
-    u32 rest;            // pair, for both rows: taken off as so many times the sum of x; 0 unless APART
-};
-
-// `scale_at` and `zero_at` are where row `row` has them.
-__device__ __forceinline__ Factors load_factors(u32 scale_at, u32 zero_at) {
-    constexpr u32 EIGHT_ROWS = 8 * SCALES_PITCH;
-    Factors f = {};
-    u32 zero[2] = {};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        f.scale[h] = to_float(load_shared_half(scale_at + h * EIGHT_ROWS));
-        if (ZEROS) zero[h] = load_shared_half(zero_at + h * EIGHT_ROWS);
-        f.minus[h] = minus_base(ZEROS ? 0 : 8);
-        if (ZEROS) f.minus_zero[h] = minus_zero_point(twice(zero[h]));
-    }
-    if (APART) take_apart(zero[0] | zero[1] << 16, f.minus, f.rest);
-    return f;
-}
 
 // A lane's place in a chunk of x: 256 bytes a token, in which k 32j .. 32j + 31 lie at 64 * j, for odd tokens at
 // 64 * (j ^ 1): eight lanes, two tokens of four quads, then read 128 bytes from all banks.
@@ -81,11 +52,13 @@ struct Activations {
 };
 
 // acc += scale * ((weights - zero point) * x) of one span: words first .. first + 4 / SPANS - 1 of each row that the
-// lane has.
-template <bool WITH_REST>
+// lane has. A REST, what unpacking leaves of zero points, goes with the sum of x (k8x_mma.h), or, where a span has too
+// few k for that to pay, from each weight.
+template <bool REST>
 __device__ __forceinline__ void multiply_span(
-    float acc[TILES][COLUMNS][4], const u32 words[TILES][2][4], int first, const Factors f[TILES],
+    float acc[TILES][COLUMNS][4], const u32 words[TILES][2][4], int first, const Factors f[TILES][2],
     const Activations &x) {
+    constexpr bool FROM_SUM = REST && SPAN >= 64, FROM_WEIGHTS = REST && SPAN < 64;
     float sum[TILES][COLUMNS][4] = {}, x_sum[COLUMNS][4] = {};
 #pragma unroll
     for (int j = first; j < first + 4 / SPANS; ++j) {
@@ -95,10 +68,11 @@ __device__ __forceinline__ void multiply_span(
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 u32 pair[4];
-                unpack(words[t][h][j], f[t].minus[h], pair);
+                unpack(words[t][h][j], f[t][h].minus, pair);
 #pragma unroll
                 for (int p = 0; p < 4; ++p)
-                    a[t][p / 2][2 * (p % 2) + h] = ZEROS && !APART ? add2(pair[p], f[t].minus_zero[h]) : pair[p];
+                    a[t][p / 2][2 * (p % 2) + h] =
+                        FROM_WEIGHTS ? subtract(pair[p], twice_high(f[t][h].scale_and_rest)) : pair[p];
             }
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
@@ -107,7 +81,7 @@ __device__ __forceinline__ void multiply_span(
             for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[t][c], a[t][0], b.x, b.y);
 #pragma unroll
             for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[t][c], a[t][1], b.z, b.w);
-            if (WITH_REST) {
+            if (FROM_SUM) {
                 const u32 ones[4] = {ONE, ONE, ONE, ONE};
                 mma_16x8x16(x_sum[c], ones, b.x, b.y);
                 mma_16x8x16(x_sum[c], ones, b.z, b.w);
@@ -118,49 +92,64 @@ __device__ __forceinline__ void multiply_span(
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const float rest = WITH_REST ? to_float(f[t].rest >> 16 * (e / 2)) / WEIGHT_UNIT : 0;
+            const u32 factors = f[t][e / 2].scale_and_rest;
+            const float scale = to_float(factors) / (FROM_WEIGHTS ? WEIGHT_UNIT : 1);
+            const float rest = FROM_SUM ? to_float(factors >> 16) / WEIGHT_UNIT : 0;
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c) {
                 if (rest != 0) sum[t][c][e] -= rest * x_sum[c][e];  // an infinite x times 0 would be NaN
-                acc[t][c][e] += f[t].scale[e / 2] * sum[t][c][e];
+                acc[t][c][e] += scale * sum[t][c][e];
             }
         }
 }
 
-// The same for chunk `part` of unit `unit`, which is in `slot`. `read_place` is where ldmatrix wants the lane in a
-// slot, `parity` scale_parity() of the lane's rows.
-__device__ __forceinline__ void multiply_chunk(
-    float acc[TILES][COLUMNS][4], u32 slot, u32 read_place, int part, const Activations &x, const Weight &w, int unit,
-    u32 parity) {
-    u32 words[TILES][2][4];
+// A unit, as one lane sees it.
+struct Unit {
+    int number;
+    u32 slot, parity;  // where it is, and scale_parity() of the lane's rows
+    u32 read_place;    // where ldmatrix wants the lane in a slot
+    const unsigned char *x_shared;
+    u32 x_at, chunk_bytes;  // the lane's place in x for the first chunk, and how far on the next is
+
+    __device__ __forceinline__ void load_words(u32 words[TILES][2][4], int part) const {
 #pragma unroll
-    for (int t = 0; t < TILES; ++t)
+        for (int t = 0; t < TILES; ++t)
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-            load_matrices(words[t][h], slot + (read_place ^ 64 * part) + (16 * t + 8 * h) * LINE);
+            for (int h = 0; h < 2; ++h)
+                load_matrices(words[t][h], slot + (read_place ^ 64 * part) + (16 * t + 8 * h) * LINE);
+    }
+};
+
+// The same for a whole unit; `words` are those of its first chunk.
+template <bool REST>
+__device__ __forceinline__ void multiply_unit(
+    float acc[TILES][COLUMNS][4], u32 words[TILES][2][4], const Unit &unit, const Weight &w) {
 #pragma unroll
-    for (int span = 0; span < SPANS; ++span) {
-        const u32 scales = slot + SCALES_AT + threadIdx.x % 32 / 4 * SCALES_PITCH;
-        const u32 scale_at = scales + scale_offset(w, parity, unit, part * SPANS + span);
-        const u32 zero_at = scales + SCALES_BYTES + scale_offset(w, parity >> 1, unit, part * SPANS + span);
-        Factors f[TILES];
-        u32 rest = 0;
+    for (int part = 0; part < CHUNKS; ++part) {
+        if (part > 0) unit.load_words(words, part);
+        const u32 x_at = unit.x_at + part * unit.chunk_bytes;
+        const Activations x = {unit.x_shared + x_at, unit.x_shared + (x_at ^ 64)};
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-            f[t] = load_factors(scale_at + 16 * t * SCALES_PITCH, zero_at + 16 * t * SCALES_PITCH);
-            rest |= f[t].rest;
+        for (int i = 0; i < SPANS; ++i) {
+            const int row = threadIdx.x % 32 / 4, span = part * SPANS + i;
+            Factors f[TILES][2];
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int more = 16 * t + 8 * h;
+                    if (ZEROS)
+                        f[t][h] = load_factors(unit.slot, row, more, span);
+                    else
+                        f[t][h] = {MINUS_8, load_scale(unit.slot, w, row, more, unit.parity, unit.number, span)};
+                }
+            multiply_span<REST>(acc, words, i * (4 / SPANS), f, x);
         }
-        // Whole zero points leave no rest. Most are whole, and of 144 instructions 13 are then spared: at M = 1 .. 8 a
-        // zero point adds 12 % to the time and not 17 to 20, and where there is a rest 21.
-        if (APART && __any_sync(~0u, rest & 0x7FFF7FFF))
-            multiply_span<true>(acc, words, span * (4 / SPANS), f, x);
-        else
-            multiply_span<false>(acc, words, span * (4 / SPANS), f, x);
     }
 }
 
-// Copy [tokens][k_begin .. k_begin + 128 * chunks) of x into the order that multiply_chunk reads; zeros past K. 16
-// threads take a chunk of a token, 16 bytes each; piece p begins at k = 8p.
+// Copy [tokens][k_begin .. k_begin + 128 * chunks) of x into the order that Activations reads; zeros past K. 16 threads
+// take a chunk of a token, 16 bytes each; piece p begins at k = 8p.
 __device__ __forceinline__ void stage_x(
     unsigned char *to, u32 chunk_bytes, const u16 *x, long long row_stride, int tokens, int k_begin, int chunks,
     int K) {
@@ -263,7 +252,7 @@ w4a16_skinny(
         const int own = tile * ROWS + rank * OWN_ROWS + threadIdx.x % OWN_ROWS;
         const u32 own_bias = bias != nullptr && own < N ? load_half(u64(bias + own)) : 0;  // zero in both dtypes
 
-        const u32 parity = scale_parity(w, tile * ROWS + walk.first_row + row);
+        const u32 parity = scale_parity(w, tile * ROWS + walk.first_row + (ZEROS ? factor_row() : row));
         float acc[TILES][COLUMNS][4] = {};
 #pragma unroll 1
         for (int unit = walk.first_unit; unit < walk.unit_end; unit += UNIT_STRIDE) {
@@ -271,12 +260,14 @@ w4a16_skinny(
             __syncwarp();  // what other lanes copied is seen, and what they read before is read
             copier.copy_next(shared_address(ring) + write_at);
             write_at = read_at;
-#pragma unroll
-            for (int part = 0; part < CHUNKS; ++part) {
-                const u32 x_at = ((unit - slice_begin) * CHUNKS + part) * chunk_bytes + x_lane;
-                multiply_chunk(acc, shared_address(ring) + read_at, read_place, part,
-                               {x_shared + x_at, x_shared + (x_at ^ 64)}, w, unit, parity);
-            }
+            const Unit u = {unit, shared_address(ring) + read_at, parity, read_place,
+                            x_shared, (unit - slice_begin) * CHUNKS * chunk_bytes + x_lane, chunk_bytes};
+            u32 words[TILES][2][4];
+            u.load_words(words, 0);
+            if (ZEROS && make_factors(u.slot, w, parity, unit))
+                multiply_unit<true>(acc, words, u, w);
+            else
+                multiply_unit<false>(acc, words, u, w);
             read_at = read_at == (DEPTH - 1) * SLOT_BYTES ? 0 : read_at + SLOT_BYTES;
         }
 

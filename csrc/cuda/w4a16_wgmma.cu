@@ -38,7 +38,6 @@
 // multiprocessors; 224 tiles are 7.5 turns; a tile takes 1400 cycles to end and the next to begin; the rest is waiting,
 // for words and scales out of the ring and for x. Words loaded a chunk ahead, smaller steps between wgmma, four
 // warpgroups and two sets of outgoing sums gained nothing.
-#include "k8x_mma.h"
 #include "wgmma.h"
 
 constexpr int CHUNK = 128;                     // k that 16 rows of a warp hold in registers: four words a row and lane
@@ -67,15 +66,15 @@ constexpr int BARRIER_BYTES = (16 * X_SLOTS + 32 + 127) / 128 * 128;
 
 // All warps start with the same share of the registers; those that multiply then take what the others can spare.
 constexpr int REGISTERS = 65536 / THREADS / 8 * 8;
-constexpr int STAGER_REGISTERS = STAGERS == 4 ? 128 : 88;
+constexpr int STAGER_REGISTERS = STAGERS == 4 && WARPGROUPS < 3 ? 128 : 88;
 constexpr int ADDER_REGISTERS = 32;
 constexpr int FREE_REGISTERS =
     (REGISTERS * THREADS - 32 * (STAGERS * STAGER_REGISTERS + ADDERS * ADDER_REGISTERS)) / (32 * MULTIPLIERS) / 8 * 8;
 constexpr int MULTIPLIER_REGISTERS = FREE_REGISTERS > 240 ? 240 : FREE_REGISTERS;
 constexpr int X_LOADS = 8;  // of 16 bytes a lane, in each of two batches that are on their way
 
-static_assert(WARPGROUPS <= 2 && (STAGERS == 4 || STAGERS == 8));
-static_assert(ROWS % CLUSTER == 0 && OWN_ROWS % 16 == 0 && 32 * ADDERS % OWN_ROWS == 0);
+static_assert(WARPGROUPS <= 3 && WG_K <= 2 && (STAGERS == 4 || STAGERS == 8));
+static_assert(ROWS % CLUSTER == 0 && OWN_ROWS % 16 == 0 && OWN_ROWS <= 32 * ADDERS);
 // A warpgroup that is done with a tile looks for its next chunk up to CHUNKS * (2 * WG_K - 1) on. Were that more than
 // all slots, a barrier's parity would not tell that chunk from one a round earlier.
 static_assert(X_SLOTS >= CHUNKS * (2 * WG_K - 1));
@@ -208,7 +207,7 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
                     word[j][0] = v[0], word[j][1] = v[1], word[j + 1][0] = v[2], word[j + 1][1] = v[3];
                 }
                 const u32 scales_at = read_at + SCALES_AT + row * SCALES_PITCH;
-                u32 scale[SPANS][2], minus_zero[SPANS][2];
+                u32 scale[SPANS][2], zero[SPANS][2];
 #pragma unroll
                 for (int i = 0; i < SPANS; ++i) {
                     const int span = part * SPANS + i;
@@ -216,10 +215,8 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
                     const u32 zero_at = scales_at + SCALES_BYTES + scale_offset(w, parity >> 1, unit, span);
 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
-                        scale[i][h] = twice(load_shared_half(scale_at + 8 * h * SCALES_PITCH));
-                        if (ZEROS)
-                            minus_zero[i][h] =
-                                minus_zero_point(twice(load_shared_half(zero_at + 8 * h * SCALES_PITCH)));
+                        scale[i][h] = twice_low(load_shared_half(scale_at + 8 * h * SCALES_PITCH));
+                        if (ZEROS) zero[i][h] = twice_low(load_shared_half(zero_at + 8 * h * SCALES_PITCH));
                     }
                 }
                 if (part == CHUNKS - 1) {
@@ -237,10 +234,10 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
                         for (int h = 0; h < 2; ++h) {
                             const int span = (first + j) * SPANS / 4;
                             u32 pair[4];
-                            unpack(word[first + j][h], minus_base(ZEROS ? 0 : 8), pair);
+                            unpack(word[first + j][h], ZEROS ? MINUS_0 : MINUS_8, pair);
 #pragma unroll
                             for (int i = 0; i < 4; ++i)
-                                if (ZEROS) pair[i] = add2(pair[i], minus_zero[span][h]);
+                                if (ZEROS) pair[i] = subtract(pair[i], zero[span][h]);
 #pragma unroll
                             for (int i = 0; i < 4; ++i)
                                 a[2 * j + i / 2][i % 2 * 2 + h] = multiply2(pair[i], scale[span][h]);
@@ -391,8 +388,10 @@ __device__ __forceinline__ void add_up(
         }
         barrier_wait(at.incoming_filled, turn & 1);
 #endif
+        constexpr int PAIRS_AT_ONCE = 32 * ADDERS / OWN_ROWS;
+        const int nth = thread / OWN_ROWS;  // of as many threads as OWN_ROWS; what is left of them has no pair
 #pragma unroll 1
-        for (int pair = thread / OWN_ROWS; pair < TOKENS / 2; pair += 32 * ADDERS / OWN_ROWS) {
+        for (int pair = nth < PAIRS_AT_ONCE ? nth : TOKENS / 2; pair < TOKENS / 2; pair += PAIRS_AT_ONCE) {
             const u32 place = own * (4 * TOKENS) + 8 * (pair ^ sum_swizzle(own));
             float sum[2] = {};
 #pragma unroll
@@ -405,8 +404,10 @@ __device__ __forceinline__ void add_up(
             }
 #pragma unroll
             for (int e = 0; e < 2; ++e)
-                if (n < N && 2 * pair + e < tokens)
-                    out[(2 * pair + e) * out_row_stride + n] = from_float(WEIGHT_UNIT * sum[e] + to_float(own_bias));
+                if (n < N && 2 * pair + e < tokens) {
+                    const float in_ones = (ZEROS ? 1 : WEIGHT_UNIT) * sum[e];  // subtract() gives units of 1 too
+                    out[(2 * pair + e) * out_row_stride + n] = from_float(in_ones + to_float(own_bias));
+                }
         }
         __syncwarp();
         if (lane_id() == 0) barrier_arrive(at.outgoing_emptied);

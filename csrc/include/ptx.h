@@ -8,8 +8,7 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// In both halves: a 16-bit number; the lower or the higher half of a pair.
-__device__ __forceinline__ u32 twice(u32 a) { return a * 0x00010001; }
+// In both halves: the lower or the higher half of a pair.
 __device__ __forceinline__ u32 twice_low(u32 a) {
     u32 d;
     asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }" : "=r"(d) : "r"(a));
@@ -78,7 +77,7 @@ __device__ __forceinline__ u16 from_float(float a) {
 }
 #endif
 
-// The smaller and the larger of two pairs.
+// The smaller and the larger of two pairs, and minus a pair.
 #if BF16
 #define PAIR ".bf16x2"
 #else
@@ -92,6 +91,11 @@ __device__ __forceinline__ u32 min2(u32 a, u32 b) {
 __device__ __forceinline__ u32 max2(u32 a, u32 b) {
     u32 d;
     asm("max" PAIR " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 negate2(u32 a) {
+    u32 d;
+    asm("neg" PAIR " %0, %1;" : "=r"(d) : "r"(a));
     return d;
 }
 #undef PAIR
@@ -155,6 +159,14 @@ __device__ __forceinline__ void wait_for_copies() {
 
 __device__ __forceinline__ void store_shared_word(u32 to, u32 v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_shared_words(u32 to, uint2 v) {
+    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ __forceinline__ uint2 load_shared_words(u32 from) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
+    return v;
 }
 // From shared memory: a 16-bit number; four 8 x 8 matrices of such. Lane l gives with `from` the place of row l % 8 of
 // matrix l / 8, 16 bytes, and gets of each matrix the pair (row l / 4, columns 2 * (l % 4)).

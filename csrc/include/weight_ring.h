@@ -6,7 +6,7 @@
 //   EXACT                1 if a group is SPAN k, which puts the scales of a row in a unit into one piece
 #pragma once
 
-#include "ptx.h"
+#include "k8x_mma.h"
 
 constexpr int LINE = UNIT / 2;                    // bytes of a row in a slot
 constexpr int PIECES = LINE / 16;                 // of a line, one per copy of a lane
@@ -73,6 +73,63 @@ __device__ __forceinline__ u32 scale_offset(const Weight &w, u32 parity, int uni
     return 4 * span + ((parity ^ u32(unit * UNIT_SPANS + span) * w.groups >> 30) & 2);
 }
 
+// Without zero points: the scale of row `row` + `more`, a multiple of 8, of the warp; `parity` is of row `row`.
+__device__ __forceinline__ u32 load_scale(
+    u32 slot, const Weight &w, u32 row, u32 more, u32 parity, int unit, int span) {
+    const u32 at = slot + SCALES_AT + row * SCALES_PITCH + scale_offset(w, parity, unit, span);
+    return load_shared_half(at + more * SCALES_PITCH);
+}
+
+// With zero points: what multiplying needs of a row in a span, made once for all lanes that want it, in the place of
+// the scales and zero points in their slot.
+struct Factors {
+    u32 minus;           // what unpacking adds (k8x_mma.h)
+    u32 scale_and_rest;  // the lower half, and the higher: what unpacking leaves of the zero point
+};
+
+// Where row `row` of the warp has those of a span. Lanes read eight rows at a time, from different banks.
+__device__ __forceinline__ u32 factors_place(u32 row, u32 span) {
+    return SCALES_AT + 8 * (row * UNIT_SPANS + (span ^ row % 8 * UNIT_SPANS / 16));
+}
+// Of row `row` + `more`, a multiple of 8.
+__device__ __forceinline__ Factors load_factors(u32 slot, u32 row, u32 more, u32 span) {
+    const uint2 v = load_shared_words(slot + factors_place(row, span) + more * (8 * UNIT_SPANS));
+    return {v.x, v.y};
+}
+
+// The first row of those whose factors a lane makes; every SCALE_ROWS-th follows.
+__device__ __forceinline__ u32 factor_row() { return threadIdx.x % 32 / UNIT_SPANS % WARP_ROWS; }
+
+// Make the factors of a unit: a lane those of one span in one row or several, `parity` is theirs. Tells whether any
+// zero point of the warp has a rest.
+__device__ __forceinline__ bool make_factors(u32 slot, const Weight &w, u32 parity, int unit) {
+    constexpr int COUNT = WARP_ROWS > SCALE_ROWS ? WARP_ROWS / SCALE_ROWS : 1;
+    const u32 span = threadIdx.x % UNIT_SPANS, row = factor_row();
+    const u32 scales = slot + SCALES_AT + row * SCALES_PITCH;
+    const u32 scale_at = scales + scale_offset(w, parity, unit, span);
+    const u32 zero_at = scales + SCALES_BYTES + scale_offset(w, parity >> 1, unit, span);
+    u32 scale[COUNT], zero[COUNT], rests = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        scale[i] = load_shared_half(scale_at + i * SCALE_ROWS * SCALES_PITCH);
+        zero[i] = load_shared_half(zero_at + i * SCALE_ROWS * SCALES_PITCH);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2) {
+        const int next = COUNT > 1 ? i + 1 : i;
+        u32 minus[2], rest;
+        take_apart(zero[i] | zero[next] << 16, minus, rest);
+        store_shared_words(slot + factors_place(row + i * SCALE_ROWS, span), {minus[0], scale[i] | rest << 16});
+        if (COUNT > 1)
+            store_shared_words(
+                slot + factors_place(row + next * SCALE_ROWS, span), {minus[1], scale[next] | (rest & 0xFFFF0000)});
+        rests |= rest;
+    }
+    __syncwarp();
+    return __any_sync(~0u, rests & 0x7FFF7FFF);
+}
+
 // Where a lane copies from in one tile of rows.
 struct Source {
     const u32 *words;
@@ -107,8 +164,7 @@ __device__ __forceinline__ Source source_of(const Weight &w, int first_row) {
 // Copy 4 bytes of a row's scales, or zero points, into a unit that is not inside: those that lane `lane_in_row` of
 // UNIT_SPANS copies.
 __device__ __forceinline__ void copy_4_bytes_of_scales(
-    u32 to, const u16 *row, const Weight &w, bool row_inside, int unit, int lane_in_row) {
-    const int num_groups = w.group(w.K - 1) + 1;
+    u32 to, const u16 *row, const Weight &w, int num_groups, bool row_inside, int unit, int lane_in_row) {
     const int k = unit * UNIT + lane_in_row * SPAN;
     const int group = EXACT ? unit * UNIT_SPANS + 2 * lane_in_row : w.group(k);
     const u64 at = u64(row + group), aligned = at / 4 * 4;
@@ -149,11 +205,12 @@ __device__ __forceinline__ void copy_unit(u32 slot, u32 place, const Source &s, 
                 at += u64(2 * SCALE_ROWS) * w.scale_stride;
             }
         } else {
+            const int num_groups = w.group(w.K - 1) + 1;
 #pragma unroll 1
             for (int i = lane; i < WARP_ROWS * UNIT_SPANS; i += 32) {
                 const int row = i / UNIT_SPANS;
                 const u16 *at = w.scales + u64(w.N - s.rows + row) * w.scale_stride + z * w.zeros_from_scales;
-                copy_4_bytes_of_scales(to + 4 * i, at, w, row < s.rows, unit, i % UNIT_SPANS);
+                copy_4_bytes_of_scales(to + 4 * i, at, w, num_groups, row < s.rows, unit, i % UNIT_SPANS);
             }
         }
     }

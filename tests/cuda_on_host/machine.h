@@ -28,6 +28,9 @@ using std::min;
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 
+struct uint2 {
+    u32 x, y;
+};
 struct uint4 {
     u32 x, y, z, w;
 };

@@ -4,9 +4,8 @@
 
 #include "machine.h"
 
-inline u32 twice(u32 a) { return a * 0x00010001; }
-inline u32 twice_low(u32 a) { return twice(a & 0xFFFF); }
-inline u32 twice_high(u32 a) { return twice(a >> 16); }
+inline u32 twice_low(u32 a) { return (a & 0xFFFF) * 0x00010001; }
+inline u32 twice_high(u32 a) { return twice_low(a >> 16); }
 inline u32 mask_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
 
 inline u32 fma2(u32 a, u32 b, u32 c) {
@@ -27,7 +26,8 @@ inline u32 min2(u32 a, u32 b) {
     }
     return d;
 }
-inline u32 max2(u32 a, u32 b) { return min2(a ^ 0x80008000, b ^ 0x80008000) ^ 0x80008000; }
+inline u32 negate2(u32 a) { return a ^ 0x80008000; }
+inline u32 max2(u32 a, u32 b) { return negate2(min2(negate2(a), negate2(b))); }
 inline u16 from_float(float a) { return from_double(a); }
 
 // Rows of operand A as a warp's lanes hold them, as numbers.
@@ -106,6 +106,12 @@ inline void wait_for_copies() {
 }
 
 inline void store_shared_word(u32 to, u32 v) { store_shared(to, &v, 4); }
+inline void store_shared_words(u32 to, uint2 v) { store_shared(to, &v, 8); }
+inline uint2 load_shared_words(u32 from) {
+    uint2 v = {};
+    load_shared_bytes(&v, from, 8);
+    return v;
+}
 inline u32 load_shared_half(u32 from) {
     u16 v = 0;
     load_shared_bytes(&v, from, 2);
