@@ -120,5 +120,5 @@ def one_turn(rows: int, cluster: int) -> str:
 
 def full_turns(rows: int, cluster: int) -> str:
     """Condition: of the turns that tiles of `rows` output features take, 85 % are filled."""
-    turn = f"max({rows} * ({clusters_at_once(cluster)}), 1)"
+    turn = f"max({rows} * ({clusters_at_once(cluster)}), 1)"  # a few multiprocessors may hold no cluster
     return f"N * 20 >= {turn} * ceil_div(N, {turn}) * 17"

@@ -116,7 +116,9 @@ def _variant(arch: str, shape: Shape, groups: Groups, dtype: str, zero_points: b
         dtype=dtype,
         zero_points=zero_points,
         conditions=(*CONDITIONS, groups.condition),
-        roundings=1 + zero_points,  # of the output; of q - z, or what taking z apart needs instead (k8x_mma.h)
+        # Of the output; of q - z, or what taking z apart needs instead (k8x_mma.h); where its rest is subtracted from
+        # weights, of that too.
+        roundings=1 + zero_points + (zero_points and groups.span < 64),
         weights_in_dtype=False,
         early_start=arch == "sm90",
     )
@@ -149,14 +151,14 @@ M16_FOUR_160 = Shape(16, 2, 5, 3, depth=2, cluster=4)
 
 
 def _large_tiles(when: str, shape: Shape) -> tuple[Choice[Shape], Choice[Shape]]:
-    """Not for narrow groups with zero points.
+    """With zero points only where a row of scales is less than a line of memory.
 
-    Where a row of scales is a line of memory or more, those of 160 rows and their zero points are more than the L1
-    holds beside this kernel's shared memory. The wgmma kernel was 10 % faster.
+    Else each row's scales are a line of their own, and so are its zero points: for 160 rows that is more than the L1
+    holds beside this kernel's shared memory.
     """
     return (
         Choice(when, (shape,), kinds=WITHOUT_ZERO_POINTS),
-        Choice(when, (shape,), groups=(G128,), kinds=WITH_ZERO_POINTS),
+        Choice(f"{when} and K < 8192", (shape,), groups=(G128,), kinds=WITH_ZERO_POINTS),
     )
 
 
@@ -173,9 +175,9 @@ _CHOICES = {
         Choice(f"M <= 2 and K >= 8192 and {one_turn(96, 4)}", (FOUR_96,)),
         Choice(f"M <= 2 and K >= 8192 and {one_turn(32, 1)}", (TWELVE, PAIR_SINGLE, FOUR)),
         Choice("M <= 2 and K >= 8192", (DEEP, PAIR_SINGLE, FOUR_96)),
-        Choice(f"M <= 2 and K >= 3072 and ({one_turn(96, 4)} or not {one_turn(60, 1)})", (DEEP, PAIR, FOUR)),
+        Choice(f"M <= 2 and K >= 3072 and ({one_turn(96, 4)} or not {one_turn(60, 1)})", (DEEP,)),
         Choice(f"M <= 4 and K < 3072 and not {one_turn(32, 1)}", (SIX,)),
-        Choice("M <= 2 or (M <= 4 and K < 3072)", (PLAIN, PAIR, FOUR)),
+        Choice("M <= 2 or (M <= 4 and K < 3072)", (PLAIN,)),
         Choice(f"M <= 8 and K >= 3072 and {one_turn(96, 4)}", (FOUR_96,)),
         Choice(f"M <= 8 and K < 3072 and {one_turn(128, 4)}", (FOUR,)),
         Choice(f"M <= 8 and K < 8192 and {one_turn(64, 2)}", (PAIR,)),
@@ -187,6 +189,7 @@ _CHOICES = {
         Choice(f"M <= 16 and K >= 3072 and {one_turn(96, 4)}", (M16_FOUR_96,)),
         Choice(f"M <= 16 and K >= 8192 and {one_turn(160, 4)}", (M16_FOUR_160,), kinds=WITHOUT_ZERO_POINTS),
         Choice(f"M <= 16 and {one_turn(64, 2)}", (M16_PAIR_64,)),
+        # Up to one turn of 64 only a large K comes here, which two turns of M16_FOUR_96 do no faster than wgmma.
         Choice(f"M <= 16 and {one_turn(96, 2)} and (K < 8192 or not {one_turn(64, 2)})", (M16_PAIR_96, M16_FOUR_96)),
         *_large_tiles(f"M <= 16 and {ONE_TURN_OF_160}", M16_160),
         *_large_tiles(f"M <= 16 and {full_turns(224, 2)}", M16_PAIR_224),

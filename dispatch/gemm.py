@@ -59,7 +59,7 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     -----
     Accumulates in float32; the output is rounded once. Some kernels also round q - z or the dequantised weight to the
     activation dtype first: the manifest's `roundings` and `weights_in_dtype`. So, as that of a dense layer, the
-    result may be infinite or NaN where (q - z) * s is too large for the dtype (for any q of 0..15, if K does not
+    result may be infinite or NaN where q - z or (q - z) * s is too large for the dtype (any q of 0..15, if K does not
     fill the last step of a kernel), where sums of x * (q - z), or of x times the fraction of z, pass float32 before
     the scale is applied, and where x is infinite. The dot products of RDNA take denormal bfloat16 numbers as zero.
     The wgmma kernel of sm90 rounds bfloat16 weights without zero points, below 2^-124, to multiples of 2^-131.

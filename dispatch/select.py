@@ -127,6 +127,8 @@ def unmet_needs(entry: Entry, problem: Problem, device: DeviceFacts) -> list[str
         reasons.append(f"needs {shared_bytes} bytes of shared memory, the device has {device.lds_bytes_per_block}")
     if any(not 0 <= blocks <= most for blocks, most in zip(grid, MAX_GRID, strict=True)):
         reasons.append(f"needs a grid of {grid} blocks, the most is {MAX_GRID}")
+    if 0 in grid and problem.M > 0 and problem.N > 0:
+        reasons.append(f"has a grid of {grid} blocks on this device: nothing would run")
     if device.backend == "hip" and any(g * b > MAX_HIP_THREADS for g, b in zip(grid, entry.block, strict=True)):
         reasons.append(
             f"needs a grid of {grid} blocks of {entry.block} threads, HIP's most is {MAX_HIP_THREADS} threads"

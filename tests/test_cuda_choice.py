@@ -53,3 +53,16 @@ def test_no_rule_takes_what_the_tiles_are_faster_for(manifest, group_size):
 @pytest.mark.parametrize("group_size", [-1, 64, 32])
 def test_a_k_whose_count_would_overflow_goes_to_the_tiles(manifest, group_size):
     assert chosen(manifest, 16, 1, 2**31 - 32, group_size).startswith("w4a16_gemm")
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3, 16, 78, 132])
+def test_every_device_has_work_for_a_grid(manifest, multiprocessors):
+    """A few multiprocessors hold no cluster of four, and so no grid of such."""
+    device = nominal_device(manifest.arch)._replace(multiprocessor_count=multiprocessors)
+    for M in (1, 4, 8, 16, 32, 64):
+        for N in (1, 640, 2816, 6144, 28672):
+            for K in (32, 2112, 4096, 14336):
+                for zero_points in (False, True):
+                    group_size = resolve_group_size(128, K)
+                    problem = Problem("w4a16_gemm", M, N, K, group_size, "float16", zero_points, False, 16)
+                    assert min(select(problem, device, manifest).grid) > 0, problem

@@ -30,7 +30,7 @@ constexpr int THREADS = 32 * WARPS_N * WARPS_K;
 constexpr int WARP_ROWS = 16 * TILES;
 constexpr int ROWS = WARP_ROWS * WARPS_N;      // output features per block and turn
 constexpr int OWN_ROWS = ROWS / CLUSTER;       // of which this block writes
-constexpr int PITCH = OWN_ROWS + 4;            // floats; 2 * PITCH % 32 == 8 spreads the sums of a warp over all banks
+constexpr int PITCH = OWN_ROWS + 4;            // floats; 2 * PITCH % 32 is 8 or 24: the sums of a warp lie in all banks
 constexpr int SOURCES = CLUSTER * WARPS_K;     // sums per output
 constexpr int SUMS = SOURCES * TOKENS * PITCH;
 constexpr int BUFFERS = TOKENS == 8 ? 2 : 1;   // of sums: with two, a turn ends with one barrier
@@ -106,7 +106,7 @@ __device__ __forceinline__ void multiply_span(
 // A unit, as one lane sees it.
 struct Unit {
     int number;
-    u32 slot, parity;  // where it is, and scale_parity() of the lane's rows
+    u32 slot, parity;  // where it is, and, without zero points, scale_parity() of the lane's rows
     u32 read_place;    // where ldmatrix wants the lane in a slot
     const unsigned char *x_shared;
     u32 x_at, chunk_bytes;  // the lane's place in x for the first chunk, and how far on the next is
@@ -252,6 +252,7 @@ w4a16_skinny(
         const int own = tile * ROWS + rank * OWN_ROWS + threadIdx.x % OWN_ROWS;
         const u32 own_bias = bias != nullptr && own < N ? load_half(u64(bias + own)) : 0;  // zero in both dtypes
 
+        // Of the rows whose scales the lane reads: with zero points make_factors() does.
         const u32 parity = scale_parity(w, tile * ROWS + walk.first_row + (ZEROS ? factor_row() : row));
         float acc[TILES][COLUMNS][4] = {};
 #pragma unroll 1

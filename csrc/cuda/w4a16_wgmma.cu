@@ -71,6 +71,7 @@ constexpr int ADDER_REGISTERS = 32;
 constexpr int FREE_REGISTERS =
     (REGISTERS * THREADS - 32 * (STAGERS * STAGER_REGISTERS + ADDERS * ADDER_REGISTERS)) / (32 * MULTIPLIERS) / 8 * 8;
 constexpr int MULTIPLIER_REGISTERS = FREE_REGISTERS > 240 ? 240 : FREE_REGISTERS;
+static_assert(STAGER_REGISTERS <= REGISTERS && MULTIPLIER_REGISTERS >= REGISTERS);
 constexpr int X_LOADS = 8;  // of 16 bytes a lane, in each of two batches that are on their way
 
 static_assert(WARPGROUPS <= 3 && WG_K <= 2 && (STAGERS == 4 || STAGERS == 8));
@@ -389,7 +390,7 @@ __device__ __forceinline__ void add_up(
         barrier_wait(at.incoming_filled, turn & 1);
 #endif
         constexpr int PAIRS_AT_ONCE = 32 * ADDERS / OWN_ROWS;
-        const int nth = thread / OWN_ROWS;  // of as many threads as OWN_ROWS; what is left of them has no pair
+        const int nth = thread / OWN_ROWS;  // threads from OWN_ROWS * PAIRS_AT_ONCE on have no pair
 #pragma unroll 1
         for (int pair = nth < PAIRS_AT_ONCE ? nth : TOKENS / 2; pair < TOKENS / 2; pair += PAIRS_AT_ONCE) {
             const u32 place = own * (4 * TOKENS) + 8 * (pair ^ sum_swizzle(own));

@@ -24,6 +24,7 @@ constexpr int SLOT_BYTES = SCALES_AT + (1 + ZEROS) * SCALES_BYTES;
 
 static_assert(SPAN == 64 || SPAN == 32 || (SPAN == 128 && !EXACT));
 static_assert(UNIT == 128 || UNIT == 256);
+static_assert(WARP_ROWS == 16 || WARP_ROWS == 32);
 
 // The pieces of a row lie at their number XOR this: eight rows of one piece, which ldmatrix reads at a time, are then
 // 128 bytes from all banks.
@@ -126,7 +127,7 @@ __device__ __forceinline__ bool make_factors(u32 slot, const Weight &w, u32 pari
                 slot + factors_place(row + next * SCALE_ROWS, span), {minus[1], scale[next] | (rest & 0xFFFF0000)});
         rests |= rest;
     }
-    __syncwarp();
+    __syncwarp();  // the vote is no fence
     return __any_sync(~0u, rests & 0x7FFF7FFF);
 }
 
