@@ -14,9 +14,9 @@ constexpr int COPY_ROWS = 32 / PIECES;            // per copy of a warp
 constexpr int UNIT_SPANS = UNIT / SPAN;           // scales of a row in a slot
 constexpr int SCALE_ROWS = 32 / UNIT_SPANS;       // per copy of a warp, unless in one piece
 
-// A slot: weights [WARP_ROWS][LINE bytes], scales [WARP_ROWS][4 * UNIT_SPANS bytes], zero points likewise. A copy is
-// aligned and has at least 4 bytes: a scale comes with a neighbour, before it or behind it. If EXACT all of a row are
-// neighbours, else each has 4 bytes of its own.
+// A slot: weights [WARP_ROWS][LINE bytes], scales [WARP_ROWS][4 * UNIT_SPANS bytes], zero points likewise; Factors may
+// take the place of both. A copy is aligned and has at least 4 bytes: a scale comes with a neighbour, before it
+// or behind it. If EXACT all of a row are neighbours, else each has 4 bytes of its own.
 constexpr int SCALES_AT = LINE * WARP_ROWS;
 constexpr int SCALES_PITCH = 4 * UNIT_SPANS;
 constexpr int SCALES_BYTES = SCALES_PITCH * WARP_ROWS;
