@@ -41,6 +41,9 @@ G32_MULTIPLES = Groups(
 
 COMMON = (G128, G64, G32)
 
+# More than 7920 output features on 132 multiprocessors.
+MANY_ROWS = "N > 60 * multiprocessor_count"
+
 WITHOUT_ZERO_POINTS = tuple(kind for kind in KINDS if not kind[1])
 WITH_ZERO_POINTS = tuple(kind for kind in KINDS if kind[1])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gristmill.csrc.w4a16_cuda_rows import (
     CONDITIONS,
     G32_MULTIPLES,
+    MANY_ROWS,
     PREDICTED,
     Choice,
     Groups,
@@ -134,7 +135,7 @@ M64_FOUR_64 = Shape(64, 1, 2, cluster=4, depth=2)
 M64_SMALL = Shape(64, 2, 1, cluster=4, depth=3, chunks=1)
 
 # Nearly all clusters of two work at tiles of 128 rows.
-ONE_TURN_OF_TWO = f"not {one_turn(60, 1)} and {one_turn(128, 2)}"
+ONE_TURN_OF_TWO = f"{MANY_ROWS} and {one_turn(128, 2)}"
 
 # The fastest of 204 shapes at M = 32 and 64, or within 6 % of it, in the eight layers of `gristmill bench` and in
 # twelve more; of 33 at M = 16 (NVIDIA H200, float16, group size 128, graph replay, weights rotated past L2, medians).
@@ -148,7 +149,7 @@ _CHOICES = (
     Choice("M <= 32 and N > 200 * multiprocessor_count", (M32_FOUR_192,)),
     Choice("M <= 32 and N <= 140 * multiprocessor_count", (M32_FOUR,)),
     Choice("M <= 32", (M32,)),
-    Choice(f"M <= 64 and K < 3072 and {one_turn(60, 1)}", (M64_SMALL,)),
+    Choice(f"M <= 64 and K < 3072 and not {MANY_ROWS}", (M64_SMALL,)),
     Choice("M <= 64 and K < 3072", (M64,)),
     Choice(f"M <= 64 and {one_turn(64, 4)}", (M64_FOUR_64,)),
     Choice(f"M <= 64 and {one_turn(128, 4)}", (M64_FOUR,)),
