@@ -16,39 +16,29 @@ CONDITIONS = ("K % 32 == 0", "alignment % 16 == 0")
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Group sizes that one specialisation is for."""
+    """Group sizes that one specialisation serves: multiples of `span`; G128 also one group for all of K."""
 
-    tag: str  # in the names of entries
-    span: int  # k that lie in one group for sure
-    exact: bool  # whether a group is just that
+    span: int
     condition: str
 
     @property
-    def defines(self) -> dict[str, int]:
-        return {"SPAN": self.span, "EXACT": int(self.exact)}
+    def tag(self) -> str:  # in the names of entries
+        return f"g{self.span}"
 
 
 # No problem is for two of them: a rule for one takes nothing from the others. Below K = 2^20 the multiplication that
-# finds a group is right where groups are not exact, and no count of k overflows.
+# finds a group is right, and no count of k overflows.
 _LIMIT = "K < 1048576"
-G128 = Groups("g128", 128, False, f"(group_size >= K or group_size % 128 == 0) and {_LIMIT}")
-G64 = Groups("g64", 64, True, f"group_size == 64 and group_size < K and {_LIMIT}")
-G32 = Groups("g32", 32, True, f"group_size == 32 and group_size < K and {_LIMIT}")
-G32_MULTIPLES = Groups(
-    "g32m", 32, False,
-    f"group_size % 32 == 0 and group_size % 128 != 0 and group_size > 64 and group_size < K and {_LIMIT}",
-)  # fmt: skip
+G128 = Groups(128, f"(group_size >= K or group_size % 128 == 0) and {_LIMIT}")
+G64 = Groups(64, f"group_size % 128 == 64 and group_size < K and {_LIMIT}")
+G32 = Groups(32, f"group_size % 64 == 32 and group_size < K and {_LIMIT}")
 
-COMMON = (G128, G64, G32)
-
-# More than 7920 output features on 132 multiprocessors.
-MANY_ROWS = "N > 60 * multiprocessor_count"
+ALL_GROUPS = (G128, G64, G32)
 
 WITHOUT_ZERO_POINTS = tuple(kind for kind in KINDS if not kind[1])
 WITH_ZERO_POINTS = tuple(kind for kind in KINDS if kind[1])
 
 MEASURED = "measured on NVIDIA H200"
-PREDICTED = "predicted from the same source on NVIDIA H200"
 
 
 class Shape(Protocol):
@@ -68,7 +58,7 @@ class Choice(Generic[S]):
     when: str
     shapes: tuple[S, ...]
     origin: str = MEASURED
-    groups: tuple[Groups, ...] = COMMON
+    groups: tuple[Groups, ...] = ALL_GROUPS
     kinds: tuple[tuple[str, bool], ...] = KINDS  # dtype, whether with zero points
 
 

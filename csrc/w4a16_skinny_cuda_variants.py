@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gristmill.csrc.w4a16_cuda_rows import (
-    COMMON,
     CONDITIONS,
-    G32_MULTIPLES,
+    G32,
+    G64,
     G128,
-    MANY_ROWS,
-    PREDICTED,
     WITH_ZERO_POINTS,
     WITHOUT_ZERO_POINTS,
     Choice,
@@ -28,6 +26,8 @@ from gristmill.kernels.w4a16_rows import OP, arguments
 ARCHES = ("sm80", "sm90")
 SOURCE = "csrc/cuda/w4a16_skinny.cu"
 SYMBOL = "w4a16_skinny"
+
+PREDICTED = "predicted from the same source on NVIDIA H200"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _variant(arch: str, shape: Shape, groups: Groups, dtype: str, zero_points: b
         defines={
             "BF16": int(dtype == "bfloat16"),
             "ZEROS": int(zero_points),
-            **groups.defines,
+            "SPAN": groups.span,
             "TOKENS": shape.tokens,
             "TILES": shape.tiles,
             "WARPS_N": shape.warps_n,
@@ -117,25 +117,26 @@ def _variant(arch: str, shape: Shape, groups: Groups, dtype: str, zero_points: b
         dtype=dtype,
         zero_points=zero_points,
         conditions=(*CONDITIONS, groups.condition),
-        # Of the output; of q - z, or what taking z apart needs instead (k8x_mma.h); where its rest is subtracted from
-        # weights, of that too.
-        roundings=1 + zero_points + (zero_points and groups.span < 64),
+        roundings=1 + zero_points,  # of the output, of q - z
         weights_in_dtype=False,
         early_start=arch == "sm90",
     )
 
 
 # M <= 8. Two tiles of rows a warp halve what is read of x per weight; one makes smaller tiles. Units of two chunks copy
-# whole lines of 128 bytes. Without a cluster a block walks all of K.
+# whole lines of 128 bytes, and two scales of groups of 128 in one piece. Without a cluster a block walks all of K.
 PLAIN = Shape(8, 2, 1, 8, depth=4, blocks=2)
 SIX = Shape(8, 2, 1, 6, depth=2, chunks=2, blocks=2)
 DEEP = Shape(8, 2, 1, 8, depth=3, chunks=2)
 TWELVE = Shape(8, 2, 1, 12, depth=2, chunks=2)
-WIDE = Shape(8, 2, 5, 2, depth=2, chunks=2)
+WIDE_64 = Shape(8, 2, 2, 4, depth=2, chunks=2)
+WIDE_96 = Shape(8, 2, 3, 4, depth=2, chunks=2)
+WIDE_160 = Shape(8, 2, 5, 2, depth=2, chunks=2)
 # A cluster divides K, and with it what each multiprocessor has to read of x.
 PAIR = Shape(8, 2, 2, 4, depth=2, chunks=2, cluster=2)
 PAIR_SINGLE = Shape(8, 1, 4, 4, depth=2, chunks=2, cluster=2)
-PAIR_96 = Shape(8, 1, 6, 2, depth=2, chunks=2, cluster=2)
+PAIR_96 = Shape(8, 2, 3, 4, depth=2, chunks=2, cluster=2)
+PAIR_96_SINGLE = Shape(8, 1, 6, 2, depth=2, chunks=2, cluster=2)
 FOUR_96 = Shape(8, 1, 6, 2, depth=2, chunks=2, cluster=4)
 FOUR = Shape(8, 2, 4, 2, depth=4, cluster=4, blocks=2)
 # Little shared memory: 99 KiB of compute capability 8.6 and 8.9.
@@ -151,52 +152,75 @@ M16_FOUR_96 = Shape(16, 1, 6, 2, depth=2, chunks=2, cluster=4)
 M16_FOUR_160 = Shape(16, 2, 5, 3, depth=2, cluster=4)
 
 
-def _large_tiles(when: str, shape: Shape) -> tuple[Choice[Shape], Choice[Shape]]:
-    """With zero points only where a row of scales is less than a line of memory.
+def _large_tiles(when: str, shape: Shape, k_limit_of_g64: int = 8192) -> tuple[Choice[Shape], ...]:
+    """With zero points only where K is small, as measured; in groups of 32 never.
 
-    Else each row's scales are a line of their own, and so are its zero points: for 160 rows that is more than the L1
-    holds beside this kernel's shared memory.
+    In groups of 128 each row's scales are a line of memory from K = 8192 on, and so are its zero points: for 160 rows
+    that is more than the L1 holds beside this kernel's shared memory.
     """
     return (
         Choice(when, (shape,), kinds=WITHOUT_ZERO_POINTS),
         Choice(f"{when} and K < 8192", (shape,), groups=(G128,), kinds=WITH_ZERO_POINTS),
+        Choice(f"{when} and K < {k_limit_of_g64}", (shape,), groups=(G64,), kinds=WITH_ZERO_POINTS),
     )
 
 
-ONE_TURN_OF_160 = f"{one_turn(160, 1)} and {full_turns(160, 1)}"
+def _one_full_turn(rows: int) -> str:
+    return f"{one_turn(rows, 1)} and {full_turns(rows, 1)}"
+
+
+# Of clusters of two at tiles of 96 rows, where tiles of 64 take two.
+ONE_TURN_OF_96 = f"{one_turn(96, 2)} and not {one_turn(64, 2)}"
 
 # What matters most is that the last turn of tiles is full: 6144 output features in tiles of 64 are 96, of which 66
 # clusters of two, all that an H200 runs at once, leave 30 for a second turn; in tiles of 96 they are 64. So there are
 # tiles of many sizes, and conditions of N that say which fills its turns. Found by timing 1045 shapes at M = 1, 4, 8
-# and 16 in the eight layers of `gristmill bench`, and 49 of them in 14 more (NVIDIA H200, float16, group size 128,
-# graph replay, weights rotated past L2, medians). What is left of M <= 16 on sm90 goes to the wgmma kernel.
+# and 16 in the eight layers of `gristmill bench`, and 32 of them in 14 more, for groups of 128, 64 and 32, with zero
+# points and without (NVIDIA H200, float16, graph replay, weights rotated past L2, medians): in these, rules take an
+# entry that is 0 to 2 % slower than the fastest of the 32, in geometric means over the layers. What is left of M <= 16
+# on sm90 goes to the wgmma kernel.
 _CHOICES = {
     "sm90": (
-        Choice(f"M <= 8 and K < 8192 and {ONE_TURN_OF_160}", (WIDE,)),
+        Choice(f"M <= 8 and K < 8192 and {_one_full_turn(160)}", (WIDE_160,)),
+        Choice(f"M <= 8 and K < 8192 and {_one_full_turn(96)}", (WIDE_96,)),
+        Choice(f"M <= 8 and K < 8192 and {_one_full_turn(64)}", (WIDE_64,)),
+        Choice("M <= 8 and K < 3072 and N <= 16 * multiprocessor_count", (DEEP,)),
         Choice(f"M <= 2 and K >= 8192 and {one_turn(96, 4)}", (FOUR_96,)),
-        Choice(f"M <= 2 and K >= 8192 and {one_turn(32, 1)}", (TWELVE, PAIR_SINGLE, FOUR)),
+        Choice(f"M <= 2 and K >= 6144 and {one_turn(32, 1)}", (TWELVE, PAIR_SINGLE, FOUR)),
+        Choice(f"M <= 2 and {ONE_TURN_OF_96} and K >= 8192", (PAIR_96,)),
+        Choice(f"M <= 4 and {ONE_TURN_OF_96} and K >= 8192", (PAIR_96,), groups=(G128,)),
         Choice("M <= 2 and K >= 8192", (DEEP, PAIR_SINGLE, FOUR_96)),
-        Choice(f"M <= 2 and K >= 3072 and ({one_turn(96, 4)} or {MANY_ROWS})", (DEEP,)),
-        Choice(f"M <= 4 and K < 3072 and not {one_turn(32, 1)}", (SIX,)),
+        Choice(f"M <= 2 and K >= 3072 and ({one_turn(96, 4)} or N > 120 * multiprocessor_count)", (DEEP,)),
+        Choice(f"(M <= 2 or (M <= 4 and K < 3072)) and not {one_turn(32, 1)}", (SIX,)),
+        Choice("M <= 2 and K >= 3072", (PAIR,), groups=(G32,), kinds=WITH_ZERO_POINTS),
         Choice("M <= 2 or (M <= 4 and K < 3072)", (PLAIN,)),
         Choice(f"M <= 8 and K >= 3072 and {one_turn(96, 4)}", (FOUR_96,)),
-        Choice(f"M <= 8 and K < 3072 and {one_turn(128, 4)}", (FOUR,)),
+        # Two blocks have room on a multiprocessor up to this M.
+        Choice(
+            f"M <= 3 and K >= 3072 and K <= 4096 and {one_turn(32, 1)}",
+            (PLAIN,),
+            groups=(G128,),
+            kinds=WITHOUT_ZERO_POINTS,
+        ),
+        Choice(f"M <= 8 and K < 3072 and {one_turn(128, 4)}", (FOUR,), groups=(G128, G64)),
+        Choice(f"M <= 8 and K < 3072 and {one_turn(128, 4)}", (TWELVE,), groups=(G32,)),
         Choice(f"M <= 8 and K < 8192 and {one_turn(64, 2)}", (PAIR,)),
         Choice(f"M <= 8 and {one_turn(64, 2)}", (PAIR_SINGLE, FOUR)),
-        Choice(f"M <= 8 and {one_turn(96, 2)}", (PAIR_96, FOUR_96)),
+        Choice(f"M <= 8 and {one_turn(96, 2)}", (PAIR_96_SINGLE, FOUR_96)),
         Choice("M <= 8 and K < 3072", (TWELVE,)),
         Choice("M <= 8 and (M <= 4 or K < 8192)", (DEEP, PAIR_SINGLE, FOUR_96, FOUR)),
         Choice("M <= 8", (PAIR_SINGLE, FOUR_96, FOUR)),
         Choice(f"M <= 16 and K >= 3072 and {one_turn(96, 4)}", (M16_FOUR_96,)),
-        Choice(f"M <= 16 and K >= 8192 and {one_turn(160, 4)}", (M16_FOUR_160,), kinds=WITHOUT_ZERO_POINTS),
+        Choice(
+            f"M <= 16 and K >= 8192 and {one_turn(160, 4)}", (M16_FOUR_160,), groups=(G128,), kinds=WITHOUT_ZERO_POINTS
+        ),
         Choice(f"M <= 16 and {one_turn(64, 2)}", (M16_PAIR_64,)),
         # Up to one turn of 64 only a large K comes here, which two turns of M16_FOUR_96 do no faster than wgmma.
         Choice(f"M <= 16 and {one_turn(96, 2)} and (K < 8192 or not {one_turn(64, 2)})", (M16_PAIR_96, M16_FOUR_96)),
-        *_large_tiles(f"M <= 16 and {ONE_TURN_OF_160}", M16_160),
+        *_large_tiles(f"M <= 16 and {_one_full_turn(160)}", M16_160, k_limit_of_g64=3072),
         *_large_tiles(f"M <= 16 and {full_turns(224, 2)}", M16_PAIR_224),
         Choice(f"M <= 16 and {full_turns(96, 2)}", (M16_PAIR_96,)),
         *_large_tiles(f"M <= 16 and {one_turn(160, 2)}", M16_PAIR_160),
-        Choice("M <= 8", (PLAIN, FOUR), PREDICTED, (G32_MULTIPLES,)),
     ),
-    "sm80": (Choice("M <= 8", (PLAIN, SMALL), PREDICTED, (*COMMON, G32_MULTIPLES)),),
+    "sm80": (Choice("M <= 8", (PLAIN, SMALL), PREDICTED),),
 }

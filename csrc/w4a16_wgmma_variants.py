@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from gristmill.csrc.w4a16_cuda_rows import (
     CONDITIONS,
-    G32_MULTIPLES,
-    MANY_ROWS,
-    PREDICTED,
+    G32,
+    G64,
+    G128,
+    WITH_ZERO_POINTS,
+    WITHOUT_ZERO_POINTS,
     Choice,
     Groups,
     clusters_at_once,
+    full_turns,
     name_of,
     one_turn,
     policy_rows,
@@ -52,6 +55,10 @@ class Shape:
     def suffix(self) -> str:
         text = f"m{self.tokens}_n{self.groups_n}_k{self.groups_k}_c{self.cluster}_d{self.depth}x{self.chunks}"
         return f"{text}_s{self.stagers}" if self.stagers != 4 else text
+
+    def scales_sums(self, groups: Groups) -> bool:
+        """Whether the kernel scales sums, not weights; see its SCALE_SUMS."""
+        return groups.span == 128 and self.tokens <= 32
 
     def other_bytes(self, groups: Groups, zero_points: bool) -> int:
         """Shared memory beside that for x: barriers, sums, weights and scales."""
@@ -99,7 +106,7 @@ def _variant(shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> Cxx
         defines={
             "BF16": int(dtype == "bfloat16"),
             "ZEROS": int(zero_points),
-            **groups.defines,
+            "SPAN": groups.span,
             "TOKENS": shape.tokens,
             "WG_N": shape.groups_n,
             "WG_K": shape.groups_k,
@@ -116,32 +123,55 @@ def _variant(shape: Shape, groups: Groups, dtype: str, zero_points: bool) -> Cxx
         dtype=dtype,
         zero_points=zero_points,
         conditions=(*CONDITIONS, groups.condition),
-        roundings=2 + zero_points,  # of the output, of (q - z) * s, of q - z
-        weights_in_dtype=True,
+        # Of the output, of q - z, and of (q - z) * s where not the sums are scaled.
+        roundings=1 + zero_points + (not shape.scales_sums(groups)),
+        weights_in_dtype=not shape.scales_sums(groups),
         early_start=True,
         features="a",
     )
 
 
-M16 = Shape(16, 1, 2, cluster=2, depth=3, stagers=8)
+M16 = Shape(16, 1, 2, cluster=2, depth=2, stagers=8)
+M16_TWO = Shape(16, 2, 1, cluster=2, depth=2, stagers=8)
 M32 = Shape(32, 1, 2, cluster=2, depth=2, stagers=8)
 M32_TWO = Shape(32, 2, 1, cluster=2, depth=2)
 M32_FOUR = Shape(32, 2, 1, cluster=4, depth=2)
 M32_FOUR_192 = Shape(32, 3, 1, cluster=4, depth=2)
+M32_SMALL = Shape(32, 2, 1, cluster=4, depth=3, chunks=1)
 M64 = Shape(64, 1, 2, cluster=2, depth=2, stagers=8)
 M64_TWO = Shape(64, 2, 1, cluster=2, depth=2, stagers=8)
 M64_FOUR = Shape(64, 2, 1, cluster=4, depth=2)
 M64_FOUR_64 = Shape(64, 1, 2, cluster=4, depth=2)
 M64_SMALL = Shape(64, 2, 1, cluster=4, depth=3, chunks=1)
+# Units of one chunk have half the scales on their way, which leaves x more slots.
+M64_ONE = Shape(64, 1, 2, cluster=2, depth=2, stagers=8, chunks=1)
+M64_FOUR_64_ONE = Shape(64, 1, 2, cluster=4, depth=2, chunks=1)
 
-# Nearly all clusters of two work at tiles of 128 rows.
+# Tiles of 128 rows for nearly all clusters of two: from 62 on for the 66 that an H200 runs at once.
+MANY_ROWS = "N > 60 * multiprocessor_count"
+# And not for more.
 ONE_TURN_OF_TWO = f"{MANY_ROWS} and {one_turn(128, 2)}"
 
+
+def _by_scales(when: str, shape: Shape, fewer_scales: Shape) -> tuple[Choice[Shape], ...]:
+    """`fewer_scales` is for weights with many: it holds fewer of them at a time."""
+    return (
+        Choice(when, (shape,), groups=(G128,)),
+        Choice(when, (shape,), groups=(G64,), kinds=WITHOUT_ZERO_POINTS),
+        Choice(when, (fewer_scales,), groups=(G64,), kinds=WITH_ZERO_POINTS),
+        Choice(when, (fewer_scales,), groups=(G32,)),
+    )
+
+
 # The fastest of 204 shapes at M = 32 and 64, or within 6 % of it, in the eight layers of `gristmill bench` and in
-# twelve more; of 33 at M = 16 (NVIDIA H200, float16, group size 128, graph replay, weights rotated past L2, medians).
-# What is left of M <= 64 goes to the tiles, which are ahead there.
+# twelve more, for groups of 128; then of 22 in these and two more, for groups of 128, 64 and 32, with zero points and
+# without: rules take an entry that is 0 to 2 % slower than the fastest, in geometric means over the layers (NVIDIA
+# H200, float16, graph replay, weights rotated past L2, medians). What is left of M <= 64 goes to the tiles, which are
+# ahead there.
 _CHOICES = (
+    Choice(f"M <= 16 and K >= 8192 and {full_turns(128, 2)}", (M16_TWO,)),
     Choice("M <= 16", (M16,)),
+    Choice(f"M <= 32 and K < 3072 and {one_turn(128, 4)}", (M32_SMALL,)),
     Choice(f"M <= 32 and {one_turn(128, 4)}", (M32_FOUR,)),
     Choice(f"M <= 32 and {one_turn(64, 2)}", (M32,)),
     Choice(f"M <= 32 and {one_turn(192, 4)}", (M32_FOUR_192,)),
@@ -150,12 +180,14 @@ _CHOICES = (
     Choice("M <= 32 and N <= 140 * multiprocessor_count", (M32_FOUR,)),
     Choice("M <= 32", (M32,)),
     Choice(f"M <= 64 and K < 3072 and not {MANY_ROWS}", (M64_SMALL,)),
+    Choice(f"M <= 64 and K < 3072 and {full_turns(128, 2)}", (M64_TWO,)),
+    Choice("M <= 64 and K < 3072", (M64_ONE,), groups=(G32,), kinds=WITH_ZERO_POINTS),
     Choice("M <= 64 and K < 3072", (M64,)),
     Choice(f"M <= 64 and {one_turn(64, 4)}", (M64_FOUR_64,)),
     Choice(f"M <= 64 and {one_turn(128, 4)}", (M64_FOUR,)),
     Choice(f"M <= 64 and {one_turn(64, 2)}", (M64,)),
     Choice(f"M <= 64 and {ONE_TURN_OF_TWO}", (M64_TWO,)),
-    Choice("M <= 64 and K > 4096 and K <= 8192 and N <= 140 * multiprocessor_count", (M64_FOUR_64,)),
+    Choice("M <= 64 and K <= 4096", (M64_FOUR_64,), groups=(G32,), kinds=WITH_ZERO_POINTS),
+    *_by_scales("M <= 64 and K > 4096 and K <= 8192 and N <= 140 * multiprocessor_count", M64_FOUR_64, M64_FOUR_64_ONE),
     Choice("M <= 64 and (K <= 4096 or N < 140 * multiprocessor_count)", (M64_FOUR,)),
-    *(Choice(f"M <= {shape.tokens}", (shape,), PREDICTED, (G32_MULTIPLES,)) for shape in (M16, M32, M64)),
 )

@@ -60,9 +60,11 @@ def linear(x: Any, weight: PackedWeight, *, out: Any = None, stream: Any = None)
     Accumulates in float32; the output is rounded once. Some kernels also round q - z or the dequantised weight to the
     activation dtype first: the manifest's `roundings` and `weights_in_dtype`. So, as that of a dense layer, the
     result may be infinite or NaN where q - z or (q - z) * s is too large for the dtype (any q of 0..15, if K does not
-    fill the last step of a kernel), where sums of x * (q - z), or of x times the fraction of z, pass float32 before
-    the scale is applied, and where x is infinite. The dot products of RDNA take denormal bfloat16 numbers as zero.
-    The wgmma kernel of sm90 rounds bfloat16 weights without zero points, below 2^-124, to multiples of 2^-131.
+    fill the last step of a kernel), where sums of x * (q - z), or, beside bfloat16 zero points below 2^-120, of x pass
+    float32 before the scale is applied, and where x is infinite. The dot products of RDNA take denormal bfloat16
+    numbers as zero. The kernels of sm80 and sm90 for few tokens lose what is below 2^-143 of bfloat16 sums; the wgmma
+    kernel of sm90, where it scales weights, rounds bfloat16 weights without zero points, below 2^-124, to multiples of
+    2^-131.
     M == 0 launches nothing. A weight with `perm` (act-order) is taken for torch tensors and on the host; without
     torch, gather x[:, perm] first and pass a weight without `perm`.
     """

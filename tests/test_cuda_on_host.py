@@ -26,6 +26,9 @@ from gristmill.reference import error_bound, linear_float64, worst_error_over_bo
 HERE = Path(__file__).parent
 LDS_BYTES = 232448
 
+# A K that gives a number of groups with which the scales of a row are copied in one piece, where a group is one span.
+IN_ONE_PIECE = 1280
+
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler: apt install g++")
 
@@ -40,25 +43,21 @@ class Case:
     multiprocessors: int = 9  # few, so that persistent blocks take several turns
 
 
-def _skinny_cases(tokens: int, span: int, exact: int) -> list[Case]:
+def _skinny_cases(tokens: int, span: int) -> list[Case]:
     cases = {
-        (128, 0): [Case(1, 1, 32, -1), Case(3, 40, 288, 128, True), Case(8, 600, 672, 256), Case(2, 128, 576, -1)],
-        # K = 1280 gives a number of groups with which the scales of a row are copied in one piece; the others do not.
-        (64, 1): [Case(2, 33, 352, 64, True), Case(8, 140, 1088, 64), Case(3, 140, 1280, 64)],
-        (32, 1): [Case(2, 33, 352, 32, True), Case(8, 140, 1120, 32), Case(3, 140, 1280, 32)],
-        (32, 0): [Case(2, 33, 352, 96, True), Case(8, 140, 1152, 160), Case(2, 128, 768, 320)],
-    }[span, exact]
-    group_size = {(128, 0): -1, (32, 0): 96}.get((span, exact), span)
+        128: [Case(1, 1, 32, -1), Case(3, 40, 288, 128, True), Case(8, 600, 672, 256), Case(2, 128, 576, -1)],
+        64: [Case(2, 33, 352, 64, True), Case(8, 140, 1088, 64), Case(2, 33, 736, 192, True)],
+        32: [Case(2, 33, 352, 32, True), Case(8, 140, 1120, 32), Case(2, 33, 352, 96, True), Case(8, 140, 1152, 160)],
+    }[span]
+    cases += [Case(3, 140, IN_ONE_PIECE, span)]
     if tokens > 8:
-        cases.append(Case(tokens, 20, 160, group_size))
-    return [*cases, Case(tokens + 3, 20, 160, group_size)]
+        cases.append(Case(tokens, 20, 160, span))
+    return [*cases, Case(tokens + 3, 20, 160, span)]
 
 
-def _wgmma_cases(tokens: int, span: int, exact: int, rows: int, resident_k: int) -> list[Case]:
+def _wgmma_cases(tokens: int, span: int, rows: int, resident_k: int) -> list[Case]:
     """`rows` of output features are a tile; up to `resident_k` the activations stay in shared memory."""
-    narrow, wide, widest = {
-        (128, 0): (128, 256, -1), (64, 1): (64, 64, 64), (32, 1): (32, 32, 32), (32, 0): (96, 160, 224),
-    }[span, exact]  # fmt: skip
+    narrow, wide, widest = {128: (128, 256, -1), 64: (64, 192, 320), 32: (32, 96, 160)}[span]
     return [
         Case(3, 1, 32 if widest == -1 else widest + 32, widest),  # most blocks and warps have no work
         Case(tokens - 7, 2 * rows + 2, 1440, narrow, True, multiprocessors=5),
@@ -66,14 +65,15 @@ def _wgmma_cases(tokens: int, span: int, exact: int, rows: int, resident_k: int)
         Case(tokens + 1, rows + 1, 352, widest, True),
         Case(2, 2 * rows, 512, narrow),
         Case(2, 2 * rows, 576, widest),  # the last scale of all may belong to many units
+        Case(2, rows + 3, IN_ONE_PIECE, narrow),
     ]
 
 
 def _cases(variant: CxxVariant) -> list[Case]:
     d = variant.defines
     if variant.source == skinny.SOURCE:
-        return _skinny_cases(d["TOKENS"], d["SPAN"], d["EXACT"])
-    return _wgmma_cases(d["TOKENS"], d["SPAN"], d["EXACT"], 64 * d["WG_N"], 128 * d["X_SLOTS"] * d["CLUSTER"])
+        return _skinny_cases(d["TOKENS"], d["SPAN"])
+    return _wgmma_cases(d["TOKENS"], d["SPAN"], 64 * d["WG_N"], 128 * d["X_SLOTS"] * d["CLUSTER"])
 
 
 def _variants() -> list[CxxVariant]:
@@ -119,89 +119,120 @@ def test_zero_weights_give_zero_whatever_x_is(rows, folder):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_zero_point_is_taken_apart_within_one_rounding(dtype, folder):
-    macros = {"BF16": int(dtype == "bfloat16"), "CLUSTER": 1}
-    library = _compile(HERE / "cuda_on_host" / "apart.cpp", macros, folder / dtype)
+def test_every_zero_point_is_subtracted_with_one_rounding(dtype, folder):
     z = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
     z = z[np.isfinite(z.astype(np.float32))]
-    exact = np.arange(16) - z.astype(np.float64)[:, None]  # q - z
-    for odd in (0, 1):
-        rest, q_less_near, q_less_z = (np.empty(shape, np.float32) for shape in (len(z), (len(z), 16), (len(z), 16)))
-        arrays = (ctypes.c_void_p(a.ctypes.data) for a in (rest, q_less_near, q_less_z))
-        library.apart(ctypes.c_void_p(z.ctypes.data), len(z), odd, *arrays)
-        unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-        with np.errstate(invalid="ignore"):
-            off = abs(q_less_z - exact)
-        # Twice rounded; the largest zero points of float16 can pass its range.
-        assert (off <= (2 + unit) * unit * abs(exact))[np.isfinite(q_less_z)].all()
-        assert np.isfinite(q_less_z[abs(exact) < 2.0**15.9]).all()
-        rest = rest.astype(np.float64)[:, None]
-        assert (abs(q_less_near - rest - exact) <= unit * abs(exact)).all()
-        # What the sums of both hold is in proportion to the weights.
-        assert (abs(rest) <= (1 + unit) * abs(exact)).all()
-        assert (abs(q_less_near.astype(np.float64)) <= 2 * (1 + unit) * abs(exact)).all()
+    unpacked, lost, for_scaling, less_z = _unpack(z, dtype, 1, folder)
+
+    z = z.astype(np.float64)
+    q = np.arange(16)[:, None]
+    assert not lost[(z == 0) | (abs(z) >= {"float16": 2.0**-5, "bfloat16": 2.0**-120}[dtype])].any()
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    kept = (z - lost)[:, None, None]  # what unpack() was given
+    assert (abs(unpacked - (q - kept)) <= unit * abs(q - kept)).all()
+
+    assert (for_scaling == q).all()
+    with np.errstate(invalid="ignore"):  # the largest zero points of float16 pass its range
+        exact = q - z[:, None, None]
+        assert (abs(less_z - exact) <= unit * abs(exact))[np.isfinite(less_z)].all()
+    assert np.isfinite(less_z[(abs(exact) < 2.0**15.9).repeat(8, axis=2)]).all()
+    assert (_unpack(z[:2].astype(numpy_dtype(dtype)), dtype, 0, folder)[2] == q - 8).all()
 
 
-@pytest.mark.parametrize("zero_point", [33024.0, -32896.0, -8216.0, -4128.0, 1015.5, 7.25, 2e-7, 3e-39])
-def test_any_zero_point_keeps_the_bound(zero_point, folder):
-    for variant in _plain_variants_with_zero_points():
+def _unpack(z: np.ndarray, dtype: str, zeros: int, folder: Path) -> tuple[np.ndarray, ...]:
+    """All that cuda_on_host/unpack.cpp gives for the zero points `z`."""
+    macros = {"BF16": int(dtype == "bfloat16"), "ZEROS": zeros, "CLUSTER": 1}
+    library = _compile(HERE / "cuda_on_host" / "unpack.cpp", macros, folder / f"{dtype}_{zeros}")
+    shapes = (len(z), 16, 8), (len(z),), (16, 8), (len(z), 16, 8)
+    found = tuple(np.empty(shape, np.float32) for shape in shapes)
+    library.unpack_all(ctypes.c_void_p(z.ctypes.data), len(z), *(ctypes.c_void_p(a.ctypes.data) for a in found))
+    return found
+
+
+# Far out, but so that sums of bfloat16 do not pass float32, and around the smallest of which nothing is lost.
+ZERO_POINTS = {
+    "float16": (65504, -65504, 1015.5, 7.25, 2.0**-5, 2.0**-5 - 2.0**-16, -(2.0**-14) - 2.0**-24, 2.0**-24),
+    "bfloat16": (1e35, -1e35, 1015.5, 7.25, 2.0**-120, 2.0**-121 + 2.0**-128, -(2.0**-126) - 2.0**-133, 2.0**-133),
+}
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_any_zero_point_keeps_the_bound(number, folder):
+    for variant in _skinny_variants_with_zero_points():
+        zero_point = ZERO_POINTS[variant.dtype][number]
         dtype = numpy_dtype(variant.dtype)
         x = abs(np.random.default_rng(1).standard_normal((2, 256))).astype(dtype)
+        # Errors that do not average out; where all q are 0, the zero point is all there is.
         codes = np.random.default_rng(2).integers(0, 16, (32, 256))
-        codes[:16] = np.arange(16)[:, None]  # errors that do not average out
-        span = variant.defines["SPAN"]
-        scales, zero_points = np.full((2, 32, 256 // span), [[[1e-4]], [[zero_point]]])
-        weight = pack(codes, scales, zero_points, group_size=span, dtype=variant.dtype)
-        out, fault = _run(_build(variant, folder), variant, x, weight)
-        assert fault is None
-        dense = dequantize(weight)
-        bound = error_bound(
-            x.astype(np.float64), dense, dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=False
+        codes[:16] = np.arange(16)[:, None]
+        # A scale that brings what the zero point adds into the middle of the dtype's range.
+        scale = min(
+            2.0 ** (-6 - np.floor(np.log2(abs(zero_point)))), {"float16": 1, "bfloat16": 2.0**100}[variant.dtype]
         )
-        assert worst_error_over_bound(out, linear_float64(x, dense, None), bound) <= 1, variant.name
+        scales, zero_points = np.full((2, 32, 256 // variant.defines["SPAN"]), [[[scale]], [[zero_point]]])
+        _check_weight(variant, x, codes, scales, zero_points, folder)
+
+
+@pytest.mark.parametrize(
+    ("zero_point", "scale", "x"), [(2.0**-133, 3 * 2.0**-12, 1000), (2.0**-128, 2.0**110, 2.0**20)]
+)
+def test_the_smallest_zero_points_neither_vanish_nor_overflow(zero_point, scale, x, folder):
+    for variant in _skinny_variants_with_zero_points():
+        if variant.dtype == "bfloat16":
+            x_row = np.full((1, 256), x, numpy_dtype("bfloat16"))
+            scales, zero_points = np.full((2, 16, 256 // variant.defines["SPAN"]), [[[scale]], [[zero_point]]])
+            _check_weight(variant, x_row, np.zeros((16, 256), int), scales, zero_points, folder)
 
 
 def test_the_smallest_bfloat16_weights_keep_the_bound(folder):
     """With zero points: weights of one subnormal step, which a quarter of could not be told from zero."""
-    small = [variant for variant in _plain_variants_with_zero_points() if variant.dtype == "bfloat16"]
-    of_wgmma = next(v for v in wgmma.variants("sm90") if v.zero_points and v.dtype == "bfloat16")
-    for variant in (*small, of_wgmma):
-        x = np.ones((2, 256), numpy_dtype("bfloat16"))
-        span = variant.defines["SPAN"]
-        for zero_point in (2, 2.5):
-            scales, zero_points = np.full((2, 16, 256 // span), [[[2.0**-133]], [[zero_point]]])
-            weight = pack(np.full((16, 256), 4), scales, zero_points, group_size=span, dtype=variant.dtype)
-            out, fault = _run(_build(variant, folder), variant, x, weight)
-            assert fault is None
-            dense = dequantize(weight)
-            bound = error_bound(
-                x.astype(np.float64), dense,
-                dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=variant.weights_in_dtype,
-            )  # fmt: skip
-            assert worst_error_over_bound(out, linear_float64(x, dense, None), bound) <= 1, variant.name
+    of_wgmma = [v for v in wgmma.variants("sm90") if v.zero_points and v.dtype == "bfloat16"]
+    both_ways = (next(v for v in of_wgmma if v.weights_in_dtype is way) for way in (False, True))
+    for variant in (*_skinny_variants_with_zero_points(), *both_ways):
+        if variant.dtype == "bfloat16":
+            x = np.ones((2, 256), numpy_dtype("bfloat16"))
+            for zero_point in (2, 2.5):
+                shape = (16, 256 // variant.defines["SPAN"])
+                scales, zero_points = np.full(shape, 2.0**-133), np.full(shape, zero_point)
+                _check_weight(variant, x, np.full((16, 256), 4), scales, zero_points, folder)
 
 
-def test_whole_zero_points_make_no_nan_of_an_infinite_x(folder):
-    for variant in _plain_variants_with_zero_points():
+def test_a_lost_zero_point_makes_no_nan_in_other_rows(folder):
+    for variant in _skinny_variants_with_zero_points():
         x = np.ones((1, 256), numpy_dtype(variant.dtype))
         x[0, 5] = np.inf
-        span = variant.defines["SPAN"]
-        scales, zero_points = np.full((2, 16, 256 // span), [[[1]], [[7]]])
-        weight = pack(np.full((16, 256), 8), scales, zero_points, group_size=span, dtype=variant.dtype)
+        scales, zero_points = np.ones((2, 16, 256 // variant.defines["SPAN"]))
+        zero_points *= 7
+        zero_points[3] = ZERO_POINTS[variant.dtype][-1]  # inf less inf there
+        weight = pack(
+            np.full((16, 256), 8), scales, zero_points, group_size=variant.defines["SPAN"], dtype=variant.dtype
+        )
         out, fault = _run(_build(variant, folder), variant, x, weight)
         assert fault is None
-        assert np.isposinf(out.astype(np.float32)).all(), variant.name
+        assert np.isposinf(np.delete(out.astype(np.float32), 3, axis=1)).all(), variant.name
 
 
-def _plain_variants_with_zero_points() -> list[CxxVariant]:
-    """The skinny kernel, which takes zero points apart, once for each dtype and span."""
+def _skinny_variants_with_zero_points() -> list[CxxVariant]:
+    """One for each dtype, span, number of chunks and of tokens."""
     chosen = {
-        (variant.dtype, variant.defines["SPAN"]): variant
-        for variant in skinny.variants("sm80")
-        if variant.zero_points and (variant.defines["EXACT"] or variant.defines["SPAN"] == 128)
+        (variant.dtype, *(variant.defines[name] for name in ("SPAN", "CHUNKS", "TOKENS"))): variant
+        for variant in skinny.variants("sm90")
+        if variant.zero_points
     }
-    assert len(chosen) == 6
+    assert {key[1:3] for key in chosen} == {(span, chunks) for span in (32, 64, 128) for chunks in (1, 2)}
     return list(chosen.values())
+
+
+def _check_weight(variant: CxxVariant, x, codes, scales, zero_points, folder) -> None:
+    weight = pack(codes, scales, zero_points, group_size=variant.defines["SPAN"], dtype=variant.dtype)
+    out, fault = _run(_build(variant, folder), variant, x, weight)
+    assert fault is None
+    dense = dequantize(weight)
+    bound = error_bound(
+        x.astype(np.float64), dense,
+        dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=variant.weights_in_dtype,
+    )  # fmt: skip
+    assert worst_error_over_bound(out, linear_float64(x, dense, None), bound) <= 1, variant.name
 
 
 def _check(library, variant: CxxVariant, case: Case, rng) -> None:
@@ -225,16 +256,17 @@ def _check(library, variant: CxxVariant, case: Case, rng) -> None:
         x.astype(np.float64), dense, bias,
         dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=variant.weights_in_dtype,
     )  # fmt: skip
-    for late in (True, False):
-        out, fault = _run(library, variant, x, weight, case.multiprocessors, late=late, seed=case.K, scales_skew=late)
-        where = f"{case}, {late=}"
+    # With a skew scales start at an odd half of 4 bytes, and are never in one piece; where they could be, all four.
+    for late, skew in ((True, 1), (False, 0), *([(True, 0)] if case.K == IN_ONE_PIECE else [])):
+        out, fault = _run(library, variant, x, weight, case.multiprocessors, late=late, seed=case.K, scales_skew=skew)
+        where = f"{case}, {late=}, {skew=}"
         assert fault is None, f"{where}: {fault}"
         ratio = worst_error_over_bound(out, reference, bound)
         assert ratio <= 1, f"{where}: {ratio} of the bound"
 
 
 def _zero_points(rng, N: int, groups: int) -> np.ndarray:
-    """Whole for the first half of the rows, as most checkpoints have them; the kernels go a shorter way there."""
+    """Half of the rows whole, as most checkpoints have them, half real."""
     zero_points = rng.uniform(0, 15, (N, groups))
     zero_points[: N // 2] = np.rint(zero_points[: N // 2])
     return zero_points

@@ -6,8 +6,8 @@
 //   WARPS_N * WARPS_K * DEPTH * SLOT_BYTES                                        a ring of weights per warp
 //   + 4 * BUFFERS * CLUSTER * WARPS_K * TOKENS * (ROWS / CLUSTER + 4)             the sums of all warps
 //   + 256 * CHUNKS * ceil(ceil(K / UNIT) / CLUSTER) * (TOKENS == 8 ? min(M, 8) : TOKENS)     x, one slice of K
-// Needs K % 32 == 0, so that no 16-byte copy of weights passes the end of a row, K < 2^20, and 16-byte aligned x and Q;
-// if EXACT groups of SPAN, else one group or groups of a multiple of SPAN.
+// Needs K % 32 == 0, so that no 16-byte copy of weights passes the end of a row, K < 2^20, 16-byte aligned x and Q, and
+// one group or groups of a multiple of SPAN.
 //
 // Weights are operand A of mma.m16n8k16 and tokens operand B: 16 output features are as many as one mma takes, 8 tokens
 // as few. ldmatrix hands 32 neighbours in k of a row to four lanes, a word of k8x each, already in the pairs that the
@@ -19,13 +19,14 @@
 //     tile of rows, into a ring that no other warp reads: no barrier.
 //   - x reaches shared memory through registers. cp.async to a place of its own for each 16 bytes took 9 us more.
 //   - The next kernel starts while this one ends (sm90, "early start" below): 1.5 us.
-// 2048 weights (16 rows of 128 k) may take 233 cycles of one of 528 schedulers. The loop, as disassembled for sm90 with
-// two tiles a warp, has 114 instructions for them, in both dtypes: 72 to unpack, 8 mma. For groups of 64 it has 116, of
-// 32 131; with zero points, in groups of 128, 121, or 134 where they are not whole.
+// 2048 weights (16 rows of 128 k) may take 233 cycles of one of 528 schedulers. The loop, as disassembled for sm90, in
+// both dtypes, with two tiles a warp, units of two chunks and scales in one piece, has 109 instructions for them: 72 to
+// unpack, 8 mma. For groups of 64 it has 115, of 32 128; with zero points, whole or not, 117, 125 and 143.
 constexpr int CHUNK = 128;                     // k per step of a warp
 constexpr int UNIT = CHUNK * CHUNKS;           // k per copy of a warp
 constexpr int UNIT_STRIDE = WARPS_K;
 constexpr int SPANS = CHUNK / SPAN;            // scales of a row per chunk
+constexpr int SPAN_WORDS = 4 / SPANS;          // that a lane has of a row
 constexpr int THREADS = 32 * WARPS_N * WARPS_K;
 constexpr int WARP_ROWS = 16 * TILES;
 constexpr int ROWS = WARP_ROWS * WARPS_N;      // output features per block and turn
@@ -36,6 +37,7 @@ constexpr int SUMS = SOURCES * TOKENS * PITCH;
 constexpr int BUFFERS = TOKENS == 8 ? 2 : 1;   // of sums: with two, a turn ends with one barrier
 constexpr int COLUMNS = TOKENS / 8;            // n-tiles of the mma
 
+#include "k8x_mma.h"
 #include "weight_ring.h"
 
 static_assert(TOKENS % 8 == 0 && ROWS % CLUSTER == 0 && THREADS % OWN_ROWS == 0 && DEPTH >= 2);
@@ -51,28 +53,54 @@ struct Activations {
     }
 };
 
-// acc += scale * ((weights - zero point) * x) of one span: words first .. first + 4 / SPANS - 1 of each row that the
-// lane has. A REST, what unpacking leaves of zero points, goes with the sum of x (k8x_mma.h), or, where a span has too
-// few k for that to pay, from each weight.
-template <bool REST>
-__device__ __forceinline__ void multiply_span(
-    float acc[TILES][COLUMNS][4], const u32 words[TILES][2][4], int first, const Factors f[TILES][2],
-    const Activations &x) {
-    constexpr bool FROM_SUM = REST && SPAN >= 64, FROM_WEIGHTS = REST && SPAN < 64;
-    float sum[TILES][COLUMNS][4] = {}, x_sum[COLUMNS][4] = {};
+// Scales, and minus zero points as unpack() takes them, of a unit in the rows that a lane has; two spans a word.
+struct Factors {
+    u32 scales[LANE_ROWS][SPAN_PAIRS], minuses[LANE_ROWS][SPAN_PAIRS];
+
+    __device__ __forceinline__ float scale(int i, int span) const { return to_float(twice_of_span(scales[i], span)); }
+    __device__ __forceinline__ u32 minus(int i, int span) const {
+        return ZEROS ? twice_of_span(minuses[i], span) : MINUS_8;
+    }
+};
+
+// A unit, as one lane sees it.
+struct Unit {
+    LaneScales scales;
+    u32 read_place;  // where ldmatrix wants the lane in a slot
+    const unsigned char *x_shared;
+    u32 x_at, chunk_bytes;  // the lane's place in x for the first chunk, and how far on the next is
+
+    __device__ __forceinline__ Activations activations(int part) const {
+        const u32 at = x_at + part * chunk_bytes;
+        return {x_shared + at, x_shared + (at ^ 64)};
+    }
+
+    __device__ __forceinline__ void load_words(u32 words[TILES][2][4], int part) const {
 #pragma unroll
-    for (int j = first; j < first + 4 / SPANS; ++j) {
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                load_matrices(words[t][h], scales.slot + (read_place ^ 64 * part) + (16 * t + 8 * h) * LINE);
+    }
+};
+
+// acc, in units of WEIGHT_UNIT, += scale * ((weights - zero point) * x) of one span, number `span` of its unit; `words`
+// and `x` are those of its chunk.
+__device__ __forceinline__ void multiply_span(
+    float acc[TILES][COLUMNS][4], const u32 words[TILES][2][4], const Factors &f, int span, const Activations &x) {
+    const int first = span % SPANS * SPAN_WORDS;
+    float sum[TILES][COLUMNS][4] = {};
+#pragma unroll
+    for (int j = first; j < first + SPAN_WORDS; ++j) {
         u32 a[TILES][2][4];
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 u32 pair[4];
-                unpack(words[t][h][j], f[t][h].minus, pair);
+                unpack(words[t][h][j], f.minus(2 * t + h, span), pair);
 #pragma unroll
-                for (int p = 0; p < 4; ++p)
-                    a[t][p / 2][2 * (p % 2) + h] =
-                        FROM_WEIGHTS ? subtract(pair[p], twice_high(f[t][h].scale_and_rest)) : pair[p];
+                for (int p = 0; p < 4; ++p) a[t][p / 2][2 * (p % 2) + h] = pair[p];
             }
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
@@ -81,70 +109,97 @@ __device__ __forceinline__ void multiply_span(
             for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[t][c], a[t][0], b.x, b.y);
 #pragma unroll
             for (int t = 0; t < TILES; ++t) mma_16x8x16(sum[t][c], a[t][1], b.z, b.w);
-            if (FROM_SUM) {
-                const u32 ones[4] = {ONE, ONE, ONE, ONE};
-                mma_16x8x16(x_sum[c], ones, b.x, b.y);
-                mma_16x8x16(x_sum[c], ones, b.z, b.w);
-            }
         }
     }
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const u32 factors = f[t][e / 2].scale_and_rest;
-            const float scale = to_float(factors) / (FROM_WEIGHTS ? WEIGHT_UNIT : 1);
-            const float rest = FROM_SUM ? to_float(factors >> 16) / WEIGHT_UNIT : 0;
+        for (int e = 0; e < 4; ++e)
 #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) {
-                if (rest != 0) sum[t][c][e] -= rest * x_sum[c][e];  // an infinite x times 0 would be NaN
-                acc[t][c][e] += scale * sum[t][c][e];
-            }
-        }
+            for (int c = 0; c < COLUMNS; ++c) acc[t][c][e] += f.scale(2 * t + e / 2, span) * sum[t][c][e];
 }
 
-// A unit, as one lane sees it.
-struct Unit {
-    int number;
-    u32 slot, parity;  // where it is, and, without zero points, scale_parity() of the lane's rows
-    u32 read_place;    // where ldmatrix wants the lane in a slot
-    const unsigned char *x_shared;
-    u32 x_at, chunk_bytes;  // the lane's place in x for the first chunk, and how far on the next is
+// What minus_zero_points() loses, zero or not: the magnitudes of two numbers.
+constexpr u32 MAGNITUDES = 0x7FFF7FFF;
 
-    __device__ __forceinline__ void load_words(u32 words[TILES][2][4], int part) const {
+// Whether the warp has lost anything in a unit; `lost` has two spans a word.
+__device__ __forceinline__ bool anything_lost(const u32 lost[SPAN_PAIRS]) {
+    u32 all = 0;
 #pragma unroll
-        for (int t = 0; t < TILES; ++t)
+    for (int p = 0; p < SPAN_PAIRS; ++p) all |= lost[p];
+    return __any_sync(~0u, all & MAGNITUDES);
+}
+// A bit for each span of the unit in which the warp has.
+__device__ __forceinline__ u32 lost_spans(const u32 lost[SPAN_PAIRS]) {
+    u32 spans = 0;
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                load_matrices(words[t][h], slot + (read_place ^ 64 * part) + (16 * t + 8 * h) * LINE);
+    for (int span = 0; span < UNIT_SPANS; ++span)
+        if (lost[span / 2] & MAGNITUDES & 0xFFFFu << 16 * (span % 2)) spans |= 1 << span;
+    return __reduce_or_sync(~0u, spans);
+}
+
+// acc, in units of WEIGHT_UNIT, -= scale * lost * (sum of x), in one span of a unit.
+__device__ __forceinline__ void subtract_lost(
+    float acc[TILES][COLUMNS][4], const Unit &unit, const Weight &w, int span) {
+    const Activations x = unit.activations(span / SPANS);
+    float x_sum[COLUMNS][4] = {};  // of a column's token, the same in all four rows
+#pragma unroll
+    for (int j = 0; j < SPAN_WORDS; ++j)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            const u32 ones[4] = {ONE, ONE, ONE, ONE};
+            const uint4 b = x.load(span % SPANS * SPAN_WORDS + j, c);
+            mma_16x8x16(x_sum[c], ones, b.x, b.y);
+            mma_16x8x16(x_sum[c], ones, b.z, b.w);
+        }
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; ++i) {
+        u32 lost;
+        minus_zero_points(load_scale(unit.scales, w, ZERO_POINT, 8 * i, span), lost);
+        const float scale = to_float(load_scale(unit.scales, w, SCALE, 8 * i, span));
+        // As little as bfloat16 can lose: the order in which the three factors neither vanish nor overflow.
+        const bool enlarges = scale * scale > 1;
+        const float of_weight = to_float(lost) / WEIGHT_UNIT * (enlarges ? scale : 1), of_x = enlarges ? 1 : scale;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (lost & MAGNITUDES)  // an infinite x times 0 would be NaN
+                    acc[i / 2][c][2 * (i % 2) + e] -= of_weight * (of_x * x_sum[c][e]);
     }
-};
+}
 
-// The same for a whole unit; `words` are those of its first chunk.
-template <bool REST>
-__device__ __forceinline__ void multiply_unit(
-    float acc[TILES][COLUMNS][4], u32 words[TILES][2][4], const Unit &unit, const Weight &w) {
+// acc, in units of WEIGHT_UNIT, += the products of a unit.
+__device__ __forceinline__ void multiply_unit(float acc[TILES][COLUMNS][4], const Unit &unit, const Weight &w) {
+    u32 words[TILES][2][4];
+    unit.load_words(words, 0);
+    Factors f;
+    load_scales(f.scales, unit.scales, w, SCALE);
+    u32 lost[SPAN_PAIRS] = {};
+    if (ZEROS) {
+        load_scales(f.minuses, unit.scales, w, ZERO_POINT);
+#pragma unroll
+        for (int i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+            for (int p = 0; p < SPAN_PAIRS; ++p) {
+                u32 of_pair;
+                f.minuses[i][p] = minus_zero_points(f.minuses[i][p], of_pair);
+                lost[p] |= of_pair;
+            }
+    }
 #pragma unroll
     for (int part = 0; part < CHUNKS; ++part) {
         if (part > 0) unit.load_words(words, part);
-        const u32 x_at = unit.x_at + part * unit.chunk_bytes;
-        const Activations x = {unit.x_shared + x_at, unit.x_shared + (x_at ^ 64)};
 #pragma unroll
-        for (int i = 0; i < SPANS; ++i) {
-            const int row = threadIdx.x % 32 / 4, span = part * SPANS + i;
-            Factors f[TILES][2];
-#pragma unroll
-            for (int t = 0; t < TILES; ++t)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const int more = 16 * t + 8 * h;
-                    if (ZEROS)
-                        f[t][h] = load_factors(unit.slot, row, more, span);
-                    else
-                        f[t][h] = {MINUS_8, load_scale(unit.slot, w, row, more, unit.parity, unit.number, span)};
-                }
-            multiply_span<REST>(acc, words, i * (4 / SPANS), f, x);
-        }
+        for (int i = 0; i < SPANS; ++i) multiply_span(acc, words, f, part * SPANS + i, unit.activations(part));
+    }
+    // Rare, but for zero points spread evenly over 0..15: one of 500 is that small for float16, which makes one unit of
+    // 8, or, with groups of 32, two of 5. To look in which spans gains 8 % there.
+    if (ZEROS && anything_lost(lost)) {
+        u32 spans = lost_spans(lost);
+#pragma unroll 1
+        for (int span = 0; span < UNIT_SPANS; ++span, spans >>= 1)
+            if (spans & 1) subtract_lost(acc, unit, w, span);
     }
 }
 
@@ -197,7 +252,7 @@ w4a16_skinny(
     int M, int N, int K,
     int group_size,             // K where one group is all of K
     long long x_row_stride, long long qweight_row_stride, long long scales_row_stride, long long out_row_stride) {
-    const u32 lane = threadIdx.x % 32;
+    const u32 lane = lane_id();
     const int row = lane / 4, quad = lane % 4;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler cannot see
     const int warp_k = warp % WARPS_K, warp_n = warp / WARPS_K;
@@ -250,10 +305,9 @@ w4a16_skinny(
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
         // The output feature that this thread adds up and writes; its bias is fetched now.
         const int own = tile * ROWS + rank * OWN_ROWS + threadIdx.x % OWN_ROWS;
-        const u32 own_bias = bias != nullptr && own < N ? load_half(u64(bias + own)) : 0;  // zero in both dtypes
+        const u32 own_bias = bias != nullptr && own < N ? load_half(bias + own) : 0;  // zero in both dtypes
 
-        // Of the rows whose scales the lane reads: with zero points make_factors() does.
-        const u32 parity = scale_parity(w, tile * ROWS + walk.first_row + (ZEROS ? factor_row() : row));
+        const u32 parity = scale_parity(w, tile * ROWS + walk.first_row + row);
         float acc[TILES][COLUMNS][4] = {};
 #pragma unroll 1
         for (int unit = walk.first_unit; unit < walk.unit_end; unit += UNIT_STRIDE) {
@@ -261,14 +315,9 @@ w4a16_skinny(
             __syncwarp();  // what other lanes copied is seen, and what they read before is read
             copier.copy_next(shared_address(ring) + write_at);
             write_at = read_at;
-            const Unit u = {unit, shared_address(ring) + read_at, parity, read_place,
+            const Unit u = {{shared_address(ring) + read_at, u32(row), parity, unit}, read_place,
                             x_shared, (unit - slice_begin) * CHUNKS * chunk_bytes + x_lane, chunk_bytes};
-            u32 words[TILES][2][4];
-            u.load_words(words, 0);
-            if (ZEROS && make_factors(u.slot, w, parity, unit))
-                multiply_unit<true>(acc, words, u, w);
-            else
-                multiply_unit<false>(acc, words, u, w);
+            multiply_unit(acc, u, w);
             read_at = read_at == (DEPTH - 1) * SLOT_BYTES ? 0 : read_at + SLOT_BYTES;
         }
 

@@ -7,14 +7,13 @@
 //   + 256 * TOKENS * min(X_SLOTS, CHUNKS * ceil(ceil(K / (128 * CHUNKS)) / CLUSTER))    activations
 //   + 4 * TOKENS * ROWS / CLUSTER * (2 * CLUSTER - 1)                                   sums
 //   + 4 * WG_N * WG_K * DEPTH * CHUNKS * (1024 + 8192 / SPAN * (1 + ZEROS))             weights and scales
-// Needs K % 32 == 0, K < 2^20, and 16-byte aligned x and Q; if EXACT groups of SPAN, else one group or groups of a
-// multiple of SPAN.
+// Needs K % 32 == 0, K < 2^20, 16-byte aligned x and Q, and one group or groups of a multiple of SPAN.
 //
 // Weights are operand A of wgmma, 64 output features by 16 k, and come from registers; tokens are operand B and come
 // from shared memory. The order of k inside a sum is free as long as both operands agree: ldmatrix hands 32 neighbours
-// in k of a row to four lanes, a word of k8x each, and x is stored in the order that this gives. Weights are
-// multiplied by their scale in the dtype of x, rounding once more, so that the sums stay in the tensor core's registers
-// over all of K: a product passes two roundings, three with zero points.
+// in k of a row to four lanes, a word of k8x each, and x is stored in the order that this gives. A zero point is
+// subtracted from q, which rounds once. For groups of 128 and up to 32 tokens the sums of each 128 k are scaled; else
+// weights are, in the dtype of x, rounding once more, and the sums stay in the tensor core's registers over all of K.
 //
 // Nothing in the main loop waits for a whole block. Warps have three trades:
 //   multiplying  WG_N * WG_K warpgroups, 64 rows each, side by side along N and taking turns along K. Each warp copies
@@ -30,14 +29,16 @@
 //
 // What should bind, for 1024 weights (64 rows of 16 k), H200 at 1.8 GHz, in cycles of one multiprocessor of 132:
 //   memory   528 bytes with a scale per 128 at 4.3 TB/s: 29
-//   issue    24 instructions a warp as disassembled, 13 of them to unpack (4 LOP3, 4 HADD2 or HFMA2, 4 HMUL2, 1 shift)
+//   issue    24 instructions a warp as disassembled, 13 of them to unpack (4 LOP3, 4 HADD2 or HFMA2, 4 HMUL2, 1 shift);
+//            where sums are scaled 19 to 20
 //   wgmma    TOKENS / 2 at the full rate: 8, 16, 32; at 64 tokens operand B alone takes 16 of shared memory
-// Measured: 4096 x 28672 takes 27, 32 and 43 us at 16, 32 and 64 tokens, that is 56, 67 and 90 cycles. A program with
+// Measured: 4096 x 28672 takes 26, 30 and 43 us at 16, 32 and 64 tokens, that is 54, 64 and 90 cycles. A program with
 // these wgmma and nothing else runs at the full rate, and with the unpacking beside it at 26, 30 and 39 cycles, one or
 // two less with more warpgroups. What is lost beside that, at 64 tokens: clusters of four fit on 120 of 132
 // multiprocessors; 224 tiles are 7.5 turns; a tile takes 1400 cycles to end and the next to begin; the rest is waiting,
 // for words and scales out of the ring and for x. Words loaded a chunk ahead, smaller steps between wgmma, four
 // warpgroups and two sets of outgoing sums gained nothing.
+#include "k8x_mma.h"
 #include "wgmma.h"
 
 constexpr int CHUNK = 128;                     // k that 16 rows of a warp hold in registers: four words a row and lane
@@ -74,13 +75,15 @@ constexpr int MULTIPLIER_REGISTERS = FREE_REGISTERS > 240 ? 240 : FREE_REGISTERS
 static_assert(STAGER_REGISTERS <= REGISTERS && MULTIPLIER_REGISTERS >= REGISTERS);
 constexpr int X_LOADS = 8;  // of 16 bytes a lane, in each of two batches that are on their way
 
+// Either the sums of a chunk are scaled, TOKENS / 2 fma for a lane, or its weights before that, 32 multiplications.
+constexpr bool SCALE_SUMS = SPANS == 1 && TOKENS <= 32;
+constexpr float SUM_UNIT = ZEROS ? 1 : SCALING_UNIT;
+
 static_assert(WARPGROUPS <= 3 && WG_K <= 2 && (STAGERS == 4 || STAGERS == 8));
 static_assert(ROWS % CLUSTER == 0 && OWN_ROWS % 16 == 0 && OWN_ROWS <= 32 * ADDERS);
 // A warpgroup that is done with a tile looks for its next chunk up to CHUNKS * (2 * WG_K - 1) on. Were that more than
 // all slots, a barrier's parity would not tell that chunk from one a round earlier.
 static_assert(X_SLOTS >= CHUNKS * (2 * WG_K - 1));
-
-__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 
 // A row's pairs of sums lie at their number XOR this: neither storing (4 rows of 4 pairs at a time) nor loading (one
 // pair of 16 rows) then meets a bank twice.
@@ -193,11 +196,19 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
         auto release = [&] {  // once a warp: the slot is filled anew when all 4 * WG_N that read it have arrived
             if (held >= 0 && lane == 0) barrier_arrive(at.emptied + 8 * held);
         };
-        float sums[TOKENS / 2] = {};
+        float sums[TOKENS / 2] = {}, scaled[TOKENS / 2] = {}, scale_of_sums[2] = {};
+        auto add_scaled = [&] {
+#pragma unroll
+            for (int i = 0; i < TOKENS / 2; ++i) scaled[i] += scale_of_sums[i / 2 % 2] * sums[i];
+        };
 #pragma unroll 1
         for (int unit = walk.first_unit; unit < walk.unit_end; unit += UNIT_STRIDE) {
             wait_for_copies<DEPTH - 1>();
             __syncwarp();
+            const LaneScales lane_scales = {read_at, u32(row), parity, unit};
+            u32 scales[LANE_ROWS][SPAN_PAIRS], zeros[LANE_ROWS][SPAN_PAIRS];
+            load_scales(scales, lane_scales, w, SCALE);
+            if (ZEROS) load_scales(zeros, lane_scales, w, ZERO_POINT);
 #pragma unroll
             for (int part = 0; part < CHUNKS; ++part) {
                 u32 word[4][2];  // of rows `row` and `row + 8`
@@ -206,19 +217,6 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
                     u32 v[4];
                     load_matrices(v, read_at + (read_place ^ 16 * (4 * part + j)));
                     word[j][0] = v[0], word[j][1] = v[1], word[j + 1][0] = v[2], word[j + 1][1] = v[3];
-                }
-                const u32 scales_at = read_at + SCALES_AT + row * SCALES_PITCH;
-                u32 scale[SPANS][2], zero[SPANS][2];
-#pragma unroll
-                for (int i = 0; i < SPANS; ++i) {
-                    const int span = part * SPANS + i;
-                    const u32 scale_at = scales_at + scale_offset(w, parity, unit, span);
-                    const u32 zero_at = scales_at + SCALES_BYTES + scale_offset(w, parity >> 1, unit, span);
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        scale[i][h] = twice_low(load_shared_half(scale_at + 8 * h * SCALES_PITCH));
-                        if (ZEROS) zero[i][h] = twice_low(load_shared_half(zero_at + 8 * h * SCALES_PITCH));
-                    }
                 }
                 if (part == CHUNKS - 1) {
                     __syncwarp();
@@ -233,19 +231,26 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
                     for (int j = 0; j < 2; ++j)
 #pragma unroll
                         for (int h = 0; h < 2; ++h) {
-                            const int span = (first + j) * SPANS / 4;
+                            const int span = part * SPANS + (first + j) * SPANS / 4;
                             u32 pair[4];
-                            unpack(word[first + j][h], ZEROS ? MINUS_0 : MINUS_8, pair);
+                            unpack_for_scaling(word[first + j][h], pair);
 #pragma unroll
-                            for (int i = 0; i < 4; ++i)
-                                if (ZEROS) pair[i] = subtract(pair[i], zero[span][h]);
-#pragma unroll
-                            for (int i = 0; i < 4; ++i)
-                                a[2 * j + i / 2][i % 2 * 2 + h] = multiply2(pair[i], scale[span][h]);
+                            for (int i = 0; i < 4; ++i) {
+                                if (ZEROS) pair[i] = subtract_zero_point(pair[i], twice_of_span(zeros[h], span));
+                                if (!SCALE_SUMS) pair[i] = multiply2(pair[i], twice_of_span(scales[h], span));
+                                a[2 * j + i / 2][i % 2 * 2 + h] = pair[i];
+                            }
                         }
+                    if (SCALE_SUMS && first == 0) {
+                        wgmma_wait<0>();
+                        add_scaled();
+#pragma unroll
+                        for (int h = 0; h < 2; ++h) scale_of_sums[h] = to_float(twice_of_span(scales[h], part));
+                    }
                     wgmma_fence();
 #pragma unroll
-                    for (int s = 0; s < 4; ++s) wgmma(sums, a[s], b + u32(2 * first + s) * (STEP_BYTES / 16));
+                    for (int s = 0; s < 4; ++s)
+                        wgmma(sums, a[s], b + u32(2 * first + s) * (STEP_BYTES / 16), !SCALE_SUMS || first + s > 0);
                     wgmma_commit();
                     wgmma_wait<1>();
                     // The half before this one is done, and with it the chunk before this one.
@@ -259,6 +264,7 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
             read_at = read_at == ring + (DEPTH - 1) * SLOT_BYTES ? ring : read_at + SLOT_BYTES;
         }
         wgmma_wait<0>();
+        if (SCALE_SUMS) add_scaled();
         if (!work.resident) {
             release();
             advance(work.chunks - own_chunks);
@@ -266,7 +272,7 @@ __device__ __forceinline__ void multiply(const Weight &w, const Work &work, cons
         }
 
         if (turn > 0) barrier_wait(at.outgoing_emptied, (turn - 1) & 1);
-        const Sums own{sums, at.outgoing, tile_row};
+        const Sums own{SCALE_SUMS ? scaled : sums, at.outgoing, tile_row};
 #if WG_K == 2
         // Each of two warps with the same rows gets the sums of the other for half of the tokens, and adds its own.
         if (group_k == 0)
@@ -370,7 +376,7 @@ __device__ __forceinline__ void add_up(
 #pragma unroll 1
     for (int tile = work.tiles.first; tile < work.tiles.end; tile += work.tiles.stride, ++turn) {
         const int n = tile * ROWS + rank * OWN_ROWS + own;
-        const u32 own_bias = bias != nullptr && n < N ? load_half(u64(bias + n)) : 0;
+        const u32 own_bias = bias != nullptr && n < N ? load_half(bias + n) : 0;
         barrier_wait(at.outgoing_filled, turn & 1);
 #if CLUSTER > 1
         if (thread == 0) barrier_arrive_and_expect(at.incoming_filled, PART_BYTES * (CLUSTER - 1));
@@ -406,7 +412,7 @@ __device__ __forceinline__ void add_up(
 #pragma unroll
             for (int e = 0; e < 2; ++e)
                 if (n < N && 2 * pair + e < tokens) {
-                    const float in_ones = (ZEROS ? 1 : WEIGHT_UNIT) * sum[e];  // subtract() gives units of 1 too
+                    const float in_ones = SUM_UNIT * sum[e];
                     out[(2 * pair + e) * out_row_stride + n] = from_float(in_ones + to_float(own_bias));
                 }
         }

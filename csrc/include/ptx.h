@@ -77,28 +77,16 @@ __device__ __forceinline__ u16 from_float(float a) {
 }
 #endif
 
-// The smaller and the larger of two pairs, and minus a pair.
-#if BF16
-#define PAIR ".bf16x2"
-#else
-#define PAIR ".f16x2"
-#endif
-__device__ __forceinline__ u32 min2(u32 a, u32 b) {
-    u32 d;
-    asm("min" PAIR " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-__device__ __forceinline__ u32 max2(u32 a, u32 b) {
-    u32 d;
-    asm("max" PAIR " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
+// Minus a pair; not by XOR, as an instruction that takes this can negate for free.
 __device__ __forceinline__ u32 negate2(u32 a) {
     u32 d;
-    asm("neg" PAIR " %0, %1;" : "=r"(d) : "r"(a));
+#if BF16
+    asm("neg.bf16x2 %0, %1;" : "=r"(d) : "r"(a));
+#else
+    asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(a));
+#endif
     return d;
 }
-#undef PAIR
 
 // c += a * b on the tensor cores, 16 x 8 x 16, products exact, sums in float32. With row = lane / 4, quad = lane % 4:
 //   a[0], a[1]  rows `row`, `row + 8`, k pair `quad`      b[0]  column `row`, k pair `quad`
@@ -116,7 +104,7 @@ __device__ __forceinline__ void mma_16x8x16(float c[4], const u32 a[4], u32 b0, 
 }
 
 // Load one 16-bit number; the neighbours in its sector are soon wanted by this warp or another, so through the L1.
-__device__ __forceinline__ u32 load_half(u64 from) {
+__device__ __forceinline__ u32 load_half(const u16 *from) {
     u16 v;
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(from));
     return v;
@@ -133,21 +121,21 @@ __device__ __forceinline__ uint4 load_16_bytes(const u16 *p, bool inside) {
     return v;
 }
 
-// Copy 16 or 4 bytes from global to shared memory in the background, or zeros if not `wanted`.
+// Copy from global to shared memory in the background, or zeros if not `wanted`: 16 bytes past the L1, which are read
+// once; BYTES, 4, 8 or 16, through the L1, as another copy soon wants the rest of their sector.
 __device__ __forceinline__ void copy_16_bytes_async(u32 to, const u32 *from, bool wanted) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  :
                  : "r"(to), "l"(from), "r"(wanted ? 16 : 0)
                  : "memory");
 }
-__device__ __forceinline__ void copy_4_bytes_async(u32 to, u64 from, bool wanted) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0) : "memory");
-}
-
-// BYTES: 4, 8 or 16.
 template <int BYTES>
-__device__ __forceinline__ void copy_async(u32 to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+__device__ __forceinline__ void copy_async(u32 to, const u16 *from, bool wanted) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(to), "l"(from), "n"(BYTES), "r"(wanted ? BYTES : 0)
+                 : "memory");
 }
 
 // Copies form groups: close the group of those since the last; wait until at most LEFT groups are on their way.
@@ -160,13 +148,19 @@ __device__ __forceinline__ void wait_for_copies() {
 __device__ __forceinline__ void store_shared_word(u32 to, u32 v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
 }
-__device__ __forceinline__ void store_shared_words(u32 to, uint2 v) {
-    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");
-}
-__device__ __forceinline__ uint2 load_shared_words(u32 from) {
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
-    return v;
+// COUNT words, 1, 2 or 4, aligned as a whole.
+template <int COUNT>
+__device__ __forceinline__ void load_shared_words(u32 v[COUNT], u32 from) {
+    static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+    if constexpr (COUNT == 4)
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                     : "r"(from)
+                     : "memory");
+    else if constexpr (COUNT == 2)
+        asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(from) : "memory");
+    else
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v[0]) : "r"(from) : "memory");
 }
 // From shared memory: a 16-bit number; four 8 x 8 matrices of such. Lane l gives with `from` the place of row l % 8 of
 // matrix l / 8, 16 bytes, and gets of each matrix the pair (row l / 4, columns 2 * (l % 4)).

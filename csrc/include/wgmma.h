@@ -87,25 +87,28 @@ __device__ __forceinline__ void wgmma_wait() {
 #define SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define SUMS(i) SUMS_4(i), SUMS_4(i + 4)
 
-// c += a * b, 64 x TOKENS x 16, by four warps of 16 rows each; a and c are laid out as in mma_16x8x16, c once for every
-// 8 tokens.
-__device__ __forceinline__ void wgmma(float c[TOKENS / 2], const u32 a[4], u64 b) {
+// c += a * b, or c = a * b if not `add`, 64 x TOKENS x 16, by four warps of 16 rows each; a and c are laid out as in
+// mma_16x8x16, c once for every 8 tokens.
+__device__ __forceinline__ void wgmma(float c[TOKENS / 2], const u32 a[4], u64 b, bool add) {
 #if TOKENS == 16
-    asm volatile(WGMMA(16) "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 1, 1, 1, 0;"
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %13, 0;\n" WGMMA(16)
+                 "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, add, 1, 1, 0; }"
                  : SUMS(0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
 #elif TOKENS == 32
-    asm volatile(WGMMA(32) "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-                           "{%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %21, 0;\n" WGMMA(32)
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+                 "{%16,%17,%18,%19}, %20, add, 1, 1, 0; }"
                  : SUMS(0), SUMS(8)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
 #else
     static_assert(TOKENS == 64);
-    asm volatile(WGMMA(64) "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                           "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-                           "{%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %37, 0;\n" WGMMA(64)
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+                 "{%32,%33,%34,%35}, %36, add, 1, 1, 0; }"
                  : SUMS(0), SUMS(8), SUMS(16), SUMS(24)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
 #endif
 }
 #undef WGMMA

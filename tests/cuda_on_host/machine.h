@@ -28,9 +28,6 @@ using std::min;
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 
-struct uint2 {
-    u32 x, y;
-};
 struct uint4 {
     u32 x, y, z, w;
 };
@@ -78,6 +75,7 @@ struct Product {
     float *c;
     u32 a[4];
     u64 b;
+    bool add;  // to c
 };
 struct Fiber {
     ucontext_t context;
@@ -133,14 +131,15 @@ inline u32 __shfl_sync(u32, u32 v, int from) {
     wait(warp_barrier());
     return result;
 }
-inline bool __any_sync(u32, bool v) {
+inline u32 __reduce_or_sync(u32, u32 v) {
     current->value = v;
     wait(warp_barrier());
-    bool any = false;
-    for (int lane = 0; lane < 32; ++lane) any |= warp_fibers()[lane].value;
+    u32 all = 0;
+    for (int lane = 0; lane < 32; ++lane) all |= warp_fibers()[lane].value;
     wait(warp_barrier());
-    return any;
+    return all;
 }
+inline bool __any_sync(u32, bool v) { return __reduce_or_sync(~0u, v); }
 
 // An address in shared memory: the block's rank above 20 bits of offset.
 inline u32 shared_address(const void *p) {

@@ -17,17 +17,7 @@ inline u32 fma2(u32 a, u32 b, u32 c) {
 constexpr u32 ONE = BF16 ? 0x3F803F80 : 0x3C003C00;
 inline u32 add2(u32 a, u32 b) { return fma2(a, ONE, b); }
 inline u32 multiply2(u32 a, u32 b) { return fma2(a, b, 0x80008000); }
-// Of two numbers, one NaN, they give the other.
-inline u32 min2(u32 a, u32 b) {
-    u32 d = 0;
-    for (int s = 0; s < 32; s += 16) {
-        const float from_a = to_float(a >> s), from_b = to_float(b >> s);
-        d |= ((from_a < from_b || std::isnan(from_b) ? a : b) >> s & 0xFFFF) << s;
-    }
-    return d;
-}
 inline u32 negate2(u32 a) { return a ^ 0x80008000; }
-inline u32 max2(u32 a, u32 b) { return negate2(min2(negate2(a), negate2(b))); }
 inline u16 from_float(float a) { return from_double(a); }
 
 // Rows of operand A as a warp's lanes hold them, as numbers.
@@ -65,10 +55,7 @@ inline void mma_16x8x16(float c[4], const u32 a[4], u32 b0, u32 b1) {
     });
 }
 
-inline u32 load_half(u64 from) {
-    const u16 *p = reinterpret_cast<const u16 *>(from);
-    return may_load(p, 2) ? *p : 0;
-}
+inline u32 load_half(const u16 *from) { return may_load(from, 2) ? *from : 0; }
 // What it loads may be the result of the kernel before.
 inline uint4 load_16_bytes(const u16 *p, bool inside) {
     uint4 v = {};
@@ -78,26 +65,21 @@ inline uint4 load_16_bytes(const u16 *p, bool inside) {
 }
 
 // A copy reads its source at once, as the arrays do not change.
-inline void copy_async(u32 to, const void *from, u32 bytes, bool wanted) {
-    Copy copy{to, bytes, {}};
+template <int BYTES>
+inline void copy_async(u32 to, const void *from, bool wanted) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16);
+    Copy copy{to, BYTES, {}};
     if (wanted) {
-        const bool inside = is_inside(from, bytes) && uintptr_t(from) % bytes == 0;
+        const bool inside = is_inside(from, BYTES) && uintptr_t(from) % BYTES == 0;
         if (!inside) fault("copies from outside the arrays, or not aligned");
-        if (inside) std::memcpy(copy.from, from, bytes);
+        if (inside) std::memcpy(copy.from, from, BYTES);
     }
     if (late)
         current->copies.back().push_back(copy);
     else
-        store_shared(to, copy.from, bytes);
+        store_shared(to, copy.from, BYTES);
 }
-inline void copy_16_bytes_async(u32 to, const u32 *from, bool wanted) { copy_async(to, from, 16, wanted); }
-inline void copy_4_bytes_async(u32 to, u64 from, bool wanted) {
-    copy_async(to, reinterpret_cast<const void *>(from), 4, wanted);
-}
-template <int BYTES>
-inline void copy_async(u32 to, const void *from) {
-    copy_async(to, from, BYTES, true);
-}
+inline void copy_16_bytes_async(u32 to, const u32 *from, bool wanted) { copy_async<16>(to, from, wanted); }
 inline void close_copies() { current->copies.emplace_back(); }
 template <int LEFT>
 inline void wait_for_copies() {
@@ -106,11 +88,10 @@ inline void wait_for_copies() {
 }
 
 inline void store_shared_word(u32 to, u32 v) { store_shared(to, &v, 4); }
-inline void store_shared_words(u32 to, uint2 v) { store_shared(to, &v, 8); }
-inline uint2 load_shared_words(u32 from) {
-    uint2 v = {};
-    load_shared_bytes(&v, from, 8);
-    return v;
+template <int COUNT>
+inline void load_shared_words(u32 v[COUNT], u32 from) {
+    static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+    load_shared_bytes(v, from, 4 * COUNT);
 }
 inline u32 load_shared_half(u32 from) {
     u16 v = 0;

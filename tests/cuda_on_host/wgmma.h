@@ -106,8 +106,9 @@ inline u64 operand(u32 at, u32 k_stride, u32 row_stride) {
     return u64(row_stride / 16) << 32 | (k_stride / 16) << 16 | (at & 0x3FFFF) / 16;
 }
 
-// c += a * b for one product of a warp's 16 rows. The hardware takes four warps at a time; that they all ask for the
-// same is checked in the end (run.cpp), so that no warp waits here for another, which on the device it may not.
+// c = a * b, or c += a * b, for one product of a warp's 16 rows. The hardware takes four warps at a time; that they all
+// ask for the same is checked in the end (run.cpp), so that no warp waits here for another, which on the device it may
+// not.
 inline void multiply_warp(size_t product) {
     Fiber *lanes = warp_fibers();
     const u64 b = lanes[0].products.front()[product].b;
@@ -123,10 +124,13 @@ inline void multiply_warp(size_t product) {
             load_shared_bytes(row, u32(current->rank) << 20 | (matrix + token % 8) * 16, 16);
             for (int i = 0; i < 8; ++i) columns[token][8 * half + i] = to_float(row[i]);
         }
-    for (int lane = 0; lane < 32; ++lane)
-        for (int i = 0; i < TOKENS / 2; ++i)
-            add_product(&lanes[lane].products.front()[product].c[i], rows[lane / 4 + i / 2 % 2 * 8],
-                        columns[i / 4 * 8 + lane % 4 * 2 + i % 2]);
+    for (int lane = 0; lane < 32; ++lane) {
+        const Product &own = lanes[lane].products.front()[product];
+        for (int i = 0; i < TOKENS / 2; ++i) {
+            if (!own.add) own.c[i] = 0;
+            add_product(&own.c[i], rows[lane / 4 + i / 2 % 2 * 8], columns[i / 4 * 8 + lane % 4 * 2 + i % 2]);
+        }
+    }
 }
 // All lanes of the warp come here before the work is done, and leave when it is.
 inline void finish_products(size_t groups_left) {
@@ -138,8 +142,8 @@ inline void finish_products(size_t groups_left) {
     });
 }
 inline void wgmma_fence() {}
-inline void wgmma(float *c, const u32 a[4], u64 b) {
-    current->products.back().push_back({c, {a[0], a[1], a[2], a[3]}, b});
+inline void wgmma(float *c, const u32 a[4], u64 b, bool add) {
+    current->products.back().push_back({c, {a[0], a[1], a[2], a[3]}, b, add});
     current->operands = current->operands * 0x9E3779B97F4A7C15 + b;
 }
 inline void wgmma_commit() {

@@ -6,7 +6,7 @@ import fake_driver
 import gristmill
 import numpy as np
 import pytest
-from gristmill.packed_weight import dequantize
+from gristmill.packed_weight import dequantize, pack
 from gristmill.prepared import Choice, prepare
 from gristmill.reference import error_bound, linear_float64, worst_error_over_bound
 from gristmill.select import launch_shape, unmet_needs
@@ -20,6 +20,7 @@ SKINNY, WGMMA = (f"csrc/cuda/w4a16_{name}.cu" for name in ("skinny", "wgmma"))
 # N, K, group size: tails of tiles, chunks, slices and groups; the last have blocks take several turns.
 SIZES = (
     (8, 8, -1), (24, 136, -1), (72, 328, 128), (136, 1160, 256), (40, 576, 32), (136, 1280, 32), (200, 1152, 96),
+    (136, 1280, 192),
     (264, 2112, 64), (4104, 2560, 128), (20000, 512, 64),
 )  # fmt: skip
 ROWS = range(66)
@@ -89,3 +90,30 @@ def test_overflow_gives_infinity(device):
     out = gristmill.linear(x, weight)
     assert not out.isnan().any()
     assert out.isinf().any()
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize(("dtype", "smallest"), [("float16", 2.0**-24), ("bfloat16", 2.0**-133)])
+def test_the_smallest_zero_points_count(device, dtype, smallest, group_size):
+    """Beside ordinary ones, and in rows of nothing else: all q are 0 there."""
+    N, K = 72, 1280
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 16, (N, K))
+    codes[:24] = 0
+    zero_points = rng.uniform(0, 15, (N, K // group_size))
+    zero_points[:48] = smallest * rng.integers(1, 100, (48, K // group_size))
+    scales = np.full(zero_points.shape, min(1.0, 2.0**-20 / smallest))
+    scales[:24] = min(1.0, 1 / smallest)
+    weight = pack(codes, scales, zero_points, group_size=group_size, dtype=dtype)
+    dense = dequantize(weight)
+    on_device = gristmill.to_torch(weight, device)
+    prepared = prepare(on_device)
+    for M in (1, 8, 16):
+        x = abs(fake_driver.random_x(M, K, dtype))
+        for entry, choice in _entries(prepared, M):
+            found = array_of(_launch(prepared, choice, tensor_of(x).to(device)).cpu().contiguous())
+            bound = error_bound(
+                x, dense, dtype=dtype, roundings=entry.roundings, weights_in_dtype=entry.weights_in_dtype
+            )
+            ratio = worst_error_over_bound(found, linear_float64(x, dense, None), bound)
+            assert ratio <= 1, f"{entry.name} M={M}: {ratio} of the bound"
