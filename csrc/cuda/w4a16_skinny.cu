@@ -157,7 +157,7 @@ __device__ __forceinline__ void subtract_lost(
         u32 lost;
         minus_zero_points(load_scale(unit.scales, w, ZERO_POINT, 8 * i, span), lost);
         const float scale = to_float(load_scale(unit.scales, w, SCALE, 8 * i, span));
-        // As little as bfloat16 can lose: the order in which the three factors neither vanish nor overflow.
+        // In the order in which they neither vanish nor overflow, for bfloat16 loses as little as 2^-133.
         const bool enlarges = scale * scale > 1;
         const float of_weight = to_float(lost) / WEIGHT_UNIT * (enlarges ? scale : 1), of_x = enlarges ? 1 : scale;
 #pragma unroll
