@@ -49,7 +49,7 @@ def _skinny_cases(tokens: int, span: int) -> list[Case]:
         64: [Case(2, 33, 352, 64, True), Case(8, 140, 1088, 64), Case(2, 33, 736, 192, True)],
         32: [Case(2, 33, 352, 32, True), Case(8, 140, 1120, 32), Case(2, 33, 352, 96, True), Case(8, 140, 1152, 160)],
     }[span]
-    cases += [Case(3, 140, IN_ONE_PIECE, span)]
+    cases += [Case(3, 40, IN_ONE_PIECE, span)]
     if tokens > 8:
         cases.append(Case(tokens, 20, 160, span))
     return [*cases, Case(tokens + 3, 20, 160, span)]
@@ -184,6 +184,19 @@ def test_the_smallest_zero_points_neither_vanish_nor_overflow(zero_point, scale,
             _check_weight(variant, x_row, np.zeros((16, 256), int), scales, zero_points, folder)
 
 
+@pytest.mark.parametrize("rows", [skinny, wgmma], ids=["skinny", "wgmma"])
+def test_scales_are_copied_in_one_piece_only_where_they_are_aligned(rows, folder):
+    rng = np.random.default_rng(0)
+    for variant in _one_for_each(rows, "SPAN", "CHUNKS"):
+        if variant.dtype == "float16":
+            scales = rng.uniform(0.001, 0.02, (20, IN_ONE_PIECE // variant.defines["SPAN"]))
+            x = rng.standard_normal((2, IN_ONE_PIECE)).astype(np.float16)
+            codes = rng.integers(0, 16, (20, IN_ONE_PIECE))
+            for skew in (0, 1, 2, 4):
+                zero_points = _zero_points(rng, *scales.shape)
+                _check_weight(variant, x, codes, scales, zero_points, folder, scales_skew=skew)
+
+
 def test_the_smallest_bfloat16_weights_keep_the_bound(folder):
     """With zero points: weights of one subnormal step, which a quarter of could not be told from zero."""
     of_wgmma = [v for v in wgmma.variants("sm90") if v.zero_points and v.dtype == "bfloat16"]
@@ -213,20 +226,24 @@ def test_a_lost_zero_point_makes_no_nan_in_other_rows(folder):
 
 
 def _skinny_variants_with_zero_points() -> list[CxxVariant]:
-    """One for each dtype, span, number of chunks and of tokens."""
+    return _one_for_each(skinny, "SPAN", "CHUNKS", "TOKENS")
+
+
+def _one_for_each(rows, *names: str) -> list[CxxVariant]:
+    """A variant with zero points for each dtype and values of these macros."""
     chosen = {
-        (variant.dtype, *(variant.defines[name] for name in ("SPAN", "CHUNKS", "TOKENS"))): variant
-        for variant in skinny.variants("sm90")
+        (variant.dtype, *(variant.defines[name] for name in names)): variant
+        for variant in rows.variants("sm90")
         if variant.zero_points
     }
     assert {key[1:3] for key in chosen} == {(span, chunks) for span in (32, 64, 128) for chunks in (1, 2)}
     return list(chosen.values())
 
 
-def _check_weight(variant: CxxVariant, x, codes, scales, zero_points, folder) -> None:
+def _check_weight(variant: CxxVariant, x, codes, scales, zero_points, folder, scales_skew: int = 0) -> None:
     weight = pack(codes, scales, zero_points, group_size=variant.defines["SPAN"], dtype=variant.dtype)
-    out, fault = _run(_build(variant, folder), variant, x, weight)
-    assert fault is None
+    out, fault = _run(_build(variant, folder), variant, x, weight, scales_skew=scales_skew)
+    assert fault is None, variant.name
     dense = dequantize(weight)
     bound = error_bound(
         x.astype(np.float64), dense,
@@ -256,10 +273,11 @@ def _check(library, variant: CxxVariant, case: Case, rng) -> None:
         x.astype(np.float64), dense, bias,
         dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=variant.weights_in_dtype,
     )  # fmt: skip
-    # With a skew scales start at an odd half of 4 bytes, and are never in one piece; where they could be, all four.
-    for late, skew in ((True, 1), (False, 0), *([(True, 0)] if case.K == IN_ONE_PIECE else [])):
+    for late in (True, False):
+        # Scales that start at an odd half of 4 bytes, save where a row's can be copied in one piece.
+        skew = int(late and case.K != IN_ONE_PIECE)
         out, fault = _run(library, variant, x, weight, case.multiprocessors, late=late, seed=case.K, scales_skew=skew)
-        where = f"{case}, {late=}, {skew=}"
+        where = f"{case}, {late=}"
         assert fault is None, f"{where}: {fault}"
         ratio = worst_error_over_bound(out, reference, bound)
         assert ratio <= 1, f"{where}: {ratio} of the bound"
