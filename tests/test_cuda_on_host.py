@@ -192,9 +192,25 @@ def test_scales_are_copied_in_one_piece_only_where_they_are_aligned(rows, folder
             scales = rng.uniform(0.001, 0.02, (20, IN_ONE_PIECE // variant.defines["SPAN"]))
             x = rng.standard_normal((2, IN_ONE_PIECE)).astype(np.float16)
             codes = rng.integers(0, 16, (20, IN_ONE_PIECE))
-            for skew in (0, 1, 2, 4):
+            for skew, zeros_skew in ((0, 0), (1, 1), (2, 2), (4, 4), (0, 1), (0, 2), (0, 4), (1, 0)):
                 zero_points = _zero_points(rng, *scales.shape)
-                _check_weight(variant, x, codes, scales, zero_points, folder, scales_skew=skew)
+                skews = {"scales_skew": skew, "zeros_skew": zeros_skew}
+                _check_weight(variant, x, codes, scales, zero_points, folder, **skews)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scaled_sums_round_no_weight(dtype, folder):
+    """With scales which times 7 are far from a number of the dtype: in sums of one sign a second rounding would show."""
+    candidates = np.arange(1, 2, 2.0**-10 if dtype == "float16" else 2.0**-7)
+    off = abs((7 * candidates).astype(numpy_dtype(dtype)) / (7 * candidates) - 1)
+    scales = candidates[np.argsort(off)[-16:]].repeat(2).reshape(16, 2) / 64
+    x = np.random.default_rng(0).uniform(1, 2, (8, 256)).astype(numpy_dtype(dtype))
+    tokens = set()
+    for variant in wgmma.variants("sm90"):
+        if (variant.dtype, variant.zero_points, variant.weights_in_dtype) == (dtype, False, False):
+            tokens.add(variant.defines["TOKENS"])
+            _check_weight(variant, x, np.ones((16, 256), int), scales, None, folder)
+    assert tokens == {16, 32}
 
 
 def test_the_smallest_bfloat16_weights_keep_the_bound(folder):
@@ -240,9 +256,9 @@ def _one_for_each(rows, *names: str) -> list[CxxVariant]:
     return list(chosen.values())
 
 
-def _check_weight(variant: CxxVariant, x, codes, scales, zero_points, folder, scales_skew: int = 0) -> None:
+def _check_weight(variant: CxxVariant, x, codes, scales, zero_points, folder, **skews: int) -> None:
     weight = pack(codes, scales, zero_points, group_size=variant.defines["SPAN"], dtype=variant.dtype)
-    out, fault = _run(_build(variant, folder), variant, x, weight, scales_skew=scales_skew)
+    out, fault = _run(_build(variant, folder), variant, x, weight, **skews)
     assert fault is None, variant.name
     dense = dequantize(weight)
     bound = error_bound(
@@ -300,12 +316,13 @@ def _run(
     late: bool = True,
     seed: int = 0,
     scales_skew: int = 0,
+    zeros_skew: int | None = None,
 ) -> tuple[np.ndarray, str | None]:
     """Call the kernel as a launch would; returns its output, and what it did wrong first or None.
 
-    x and out get wider rows than they need, filled with NaN, and out one row more before and behind. Zero points lie
-    right behind the scales, so that they may start at another half of 4 bytes; the scales start `scales_skew` elements
-    behind 16 bytes. `late` and `seed`: see cuda_on_host/machine.h and run.cpp.
+    x and out get wider rows than they need, filled with NaN, and out one row more before and behind. The scales start
+    `scales_skew` elements behind 16 bytes and the zero points `zeros_skew`; if None, as if right behind the scales.
+    `late` and `seed`: see cuda_on_host/machine.h and run.cpp.
     """
     M, K = x.shape
     padded_x = _aligned(np.full((M, K + 8), np.nan, x.dtype))
@@ -318,8 +335,10 @@ def _run(
         "multiprocessor_count": multiprocessors, "lds_bytes": LDS_BYTES, "alignment": 16,
     }  # fmt: skip
     assert all(Formula(condition)(values) for condition in variant.conditions), values
-    scales = _aligned(np.stack([a for a in (weight.scales, weight.zero_points) if a is not None]), scales_skew)
-    inputs = [padded_x, qweight, scales, scales[1] if variant.zero_points else None, weight.bias]
+    scales = _aligned(np.asarray(weight.scales), scales_skew)
+    zeros_skew = (scales_skew + scales.size) % 8 if zeros_skew is None else zeros_skew
+    zero_points = _aligned(np.asarray(weight.zero_points), zeros_skew) if variant.zero_points else None
+    inputs = [padded_x, qweight, scales, zero_points, weight.bias]
     # The last row of x ends at K: what lies behind it is not x.
     sizes = [(M - 1) * padded_x.strides[0] + 2 * K, *(0 if a is None else a.nbytes for a in inputs[1:])]
     pointers = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in (*inputs, out)]
