@@ -200,7 +200,7 @@ def test_scales_are_copied_in_one_piece_only_where_they_are_aligned(rows, folder
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scaled_sums_round_no_weight(dtype, folder):
-    """With scales which times 7 are far from a number of the dtype: in sums of one sign a second rounding would show."""
+    """With scales which times 7 are far from a number of the dtype: in sums of one sign a rounding would show."""
     candidates = np.arange(1, 2, 2.0**-10 if dtype == "float16" else 2.0**-7)
     off = abs((7 * candidates).astype(numpy_dtype(dtype)) / (7 * candidates) - 1)
     scales = candidates[np.argsort(off)[-16:]].repeat(2).reshape(16, 2) / 64
