@@ -187,7 +187,7 @@ _CHOICES = {
         Choice("M <= 8 and K < 3072 and N <= 16 * multiprocessor_count", (DEEP,)),
         Choice(f"M <= 2 and K >= 8192 and {one_turn(96, 4)}", (FOUR_96,)),
         Choice(f"M <= 2 and K >= 6144 and {one_turn(32, 1)}", (TWELVE, PAIR_SINGLE, FOUR)),
-        Choice(f"M <= 2 and {ONE_TURN_OF_96} and K >= 8192", (PAIR_96,)),
+        Choice(f"M <= 2 and {ONE_TURN_OF_96} and K >= 8192", (PAIR_96,), groups=(G64, G32)),
         Choice(f"M <= 4 and {ONE_TURN_OF_96} and K >= 8192", (PAIR_96,), groups=(G128,)),
         Choice("M <= 2 and K >= 8192", (DEEP, PAIR_SINGLE, FOUR_96)),
         Choice(f"M <= 2 and K >= 3072 and ({one_turn(96, 4)} or N > 120 * multiprocessor_count)", (DEEP,)),

@@ -260,12 +260,17 @@ def _check_weight(variant: CxxVariant, x, codes, scales, zero_points, folder, **
     weight = pack(codes, scales, zero_points, group_size=variant.defines["SPAN"], dtype=variant.dtype)
     out, fault = _run(_build(variant, folder), variant, x, weight, **skews)
     assert fault is None, variant.name
+    assert worst_error_over_bound(out, *_reference_and_bound(variant, x, weight)) <= 1, variant.name
+
+
+def _reference_and_bound(variant: CxxVariant, x, weight) -> tuple[np.ndarray, np.ndarray]:
     dense = dequantize(weight)
+    bias = None if weight.bias is None else np.asarray(weight.bias)
     bound = error_bound(
-        x.astype(np.float64), dense,
+        x.astype(np.float64), dense, bias,
         dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=variant.weights_in_dtype,
     )  # fmt: skip
-    assert worst_error_over_bound(out, linear_float64(x, dense, None), bound) <= 1, variant.name
+    return linear_float64(x, dense, bias), bound
 
 
 def _check(library, variant: CxxVariant, case: Case, rng) -> None:
@@ -282,13 +287,7 @@ def _check(library, variant: CxxVariant, case: Case, rng) -> None:
     padding = weight.qweight.base.view(np.uint32)[:, weight.qweight.shape[1] :]
     padding[...] = 0xA5C3F017  # may hold anything
     x = rng.standard_normal((case.M, case.K)).astype(dtype)
-    dense = dequantize(weight)
-    bias = None if weight.bias is None else np.asarray(weight.bias)
-    reference = linear_float64(x, dense, bias)
-    bound = error_bound(
-        x.astype(np.float64), dense, bias,
-        dtype=variant.dtype, roundings=variant.roundings, weights_in_dtype=variant.weights_in_dtype,
-    )  # fmt: skip
+    reference, bound = _reference_and_bound(variant, x, weight)
     for late in (True, False):
         # Scales that start at an odd half of 4 bytes, save where a row's can be copied in one piece.
         skew = int(late and case.K != IN_ONE_PIECE)

@@ -20,8 +20,7 @@ SKINNY, WGMMA = (f"csrc/cuda/w4a16_{name}.cu" for name in ("skinny", "wgmma"))
 # N, K, group size: tails of tiles, chunks, slices and groups; the last have blocks take several turns.
 SIZES = (
     (8, 8, -1), (24, 136, -1), (72, 328, 128), (136, 1160, 256), (40, 576, 32), (136, 1280, 32), (200, 1152, 96),
-    (136, 1280, 192),
-    (264, 2112, 64), (4104, 2560, 128), (20000, 512, 64),
+    (136, 1280, 192), (264, 2112, 64), (4104, 2560, 128), (20000, 512, 64),
 )  # fmt: skip
 ROWS = range(66)
 
